@@ -1,0 +1,1 @@
+"""Plain data: specs, formats, geometry, ledger, contract, records. No torch, no engine."""

@@ -1,0 +1,233 @@
+"""The quality contract: what degradation is allowed, fixed and hashed before the run.
+
+A contract is a TOML file. Unknown keys are refused, since a misspelt bound that is silently ignored is a false pass.
+Its hash is the SHA-256 of the canonical JSON of the *effective* contract, defaults included, so any edit of a bound,
+a margin or a seed changes it, and reformatting the file does not.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from kvassay.core.digest import sha256_json
+from kvassay.core.format_names import parse_format
+from kvassay.core.geometry import Owner
+from kvassay.errors import ContractError, FormatError
+
+SCHEMA = "kvassay.contract/1"
+
+Probability = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Subject(_Model):
+    """The model under test. A field that is given must be found in the run; one that is left out is recorded only."""
+
+    model: str | None = None
+    revision: str | None = None
+    tokenizer_sha256: str | None = None
+    engine: Literal["transformers"] = "transformers"
+    reference_kv: Literal["f32", "f16", "bf16"] = "f32"
+
+
+class TextWorkload(_Model):
+    """Documents for the teacher-forced level: `prompt_tokens` of history, then `scored_tokens` decode positions."""
+
+    corpus: str = "python-topics"
+    documents: int = Field(default=24, ge=1)
+    prompt_tokens: int = Field(default=256, ge=0)
+    scored_tokens: int = Field(default=256, ge=2)
+
+
+class Candidates(_Model):
+    """Formats to judge, from most to least conservative.
+
+    With `fixed-sequence` the claims stop at the first format that is not MET, and no correction is needed; `holm`
+    judges all of them and corrects.
+    """
+
+    order: tuple[str, ...] = Field(min_length=1)
+    multiplicity: Literal["fixed-sequence", "holm"] = "fixed-sequence"
+
+    @field_validator("order")
+    @classmethod
+    def _known_formats(cls, order: tuple[str, ...]) -> tuple[str, ...]:
+        digests = [_parsed(text).digest for text in order]
+        if len(set(digests)) != len(digests):
+            raise ValueError(f"the same format stands twice in {list(order)}; remove one")
+        return order
+
+
+class Inference(_Model):
+    alpha: Probability = 0.05
+    power: Probability = 0.8
+    design: Literal["fixed"] = "fixed"
+    cluster: Literal["document"] = "document"
+    prefill_reads: Literal["exact", "stored"] = "exact"
+    """What prompt tokens read of older prompt tokens: the exact values (as when the prompt runs in one piece), or the
+    stored ones (as when every token goes through the cache)."""
+    bootstrap_replicates: int = Field(default=2000, ge=200)
+    seed: int = Field(default=7, ge=0)
+
+
+class Controls(_Model):
+    aa_runs: int = Field(default=1, ge=0, le=10)
+    canary: str | None = "kivi-2,recent=32"
+    require_canary_fail: bool = True
+    require_engaged: bool = True
+
+    @field_validator("canary")
+    @classmethod
+    def _known_format(cls, canary: str | None) -> str | None:
+        if canary is not None:
+            _parsed(canary)
+        return canary
+
+
+class KlMeanBound(_Model):
+    """Upper bound on the mean KL(reference || candidate) per decode position."""
+
+    max: Positive
+    unit: Literal["nats/token"] = "nats/token"
+    min_docs: int = Field(default=20, ge=20)
+
+
+class KlExceedBound(_Model):
+    """Upper bound on the share of decode positions whose KL exceeds `tau_nats`."""
+
+    tau_nats: Positive
+    max_rate: Probability
+    min_docs: int = Field(default=20, ge=20)
+
+
+class NllDeltaBound(_Model):
+    """Upper bound on mean NLL(candidate) − NLL(reference) per decode position."""
+
+    max: Positive
+    unit: Literal["nats/token"] = "nats/token"
+    min_docs: int = Field(default=20, ge=20)
+
+
+class Fidelity(_Model):
+    kl_mean: KlMeanBound | None = None
+    kl_exceed: KlExceedBound | None = None
+    nll_delta: NllDeltaBound | None = None
+
+
+class TaskBound(_Model):
+    """Paired non-inferiority of a task's accuracy: the loss may be at most `margin` (0.02 = two points)."""
+
+    margin: Probability
+    ref_floor: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
+    items: int = Field(default=64, ge=1)
+    context_lines: int = Field(default=24, ge=2)
+    slices: tuple[str, ...] = ()
+
+
+class ByteBounds(_Model):
+    persistent_per_token_max: Positive | None = None
+    peak_transient_max: Positive | None = None
+    count: tuple[Owner, ...] = tuple(Owner)
+    """Owners that count towards the bound; by default every byte does."""
+
+
+class Waiver(_Model):
+    """A clause that is knowingly not required, with its reason and the date it was granted."""
+
+    clause: str
+    reason: str = Field(min_length=10)
+    granted: date
+
+
+class Contract(_Model):
+    schema_: Literal["kvassay.contract/1"] = Field(alias="schema")
+    name: str = Field(min_length=1, max_length=100)
+    subject: Subject = Subject()
+    text: TextWorkload = TextWorkload()
+    candidates: Candidates
+    inference: Inference = Inference()
+    controls: Controls = Controls()
+    fidelity: Fidelity = Fidelity()
+    task: dict[Literal["recall"], TaskBound] = {}
+    bytes: ByteBounds = ByteBounds()
+    waivers: tuple[Waiver, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_clauses(self) -> Contract:
+        if not self.clause_names:
+            raise ValueError("the contract bounds nothing; give at least one of [fidelity.*], [task.*] or [bytes]")
+        for waiver in self.waivers:
+            if waiver.clause not in self.clause_names:
+                raise ValueError(f"waiver of {waiver.clause!r}, which is no clause; clauses: {list(self.clause_names)}")
+        for clause, bound in (("kl_mean", self.fidelity.kl_mean), ("kl_exceed", self.fidelity.kl_exceed), ("nll_delta", self.fidelity.nll_delta)):
+            if bound is not None and self.text.documents < bound.min_docs:
+                raise ValueError(
+                    f"text.documents is {self.text.documents}, fidelity.{clause} needs at least {bound.min_docs}"
+                )
+        return self
+
+    @property
+    def clause_names(self) -> tuple[str, ...]:
+        """Dotted names of all clauses, e.g. `fidelity.kl_mean`, `task.recall`, `bytes.persistent_per_token_max`."""
+        fidelity = [f"fidelity.{name}" for name in ("kl_mean", "kl_exceed", "nll_delta") if getattr(self.fidelity, name)]
+        tasks = [f"task.{name}" for name in sorted(self.task)]
+        sizes = [f"bytes.{name}" for name in ("persistent_per_token_max", "peak_transient_max") if getattr(self.bytes, name)]
+        return (*fidelity, *tasks, *sizes)
+
+    @property
+    def sha256(self) -> str:
+        return sha256_json(self.to_json())
+
+    def to_json(self) -> dict[str, object]:
+        """The effective contract, defaults included, as JSON values."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def parse_contract(text: str, origin: str = "contract") -> Contract:
+    """Read a contract from TOML text; raises ContractError naming the field path."""
+    try:
+        return Contract.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ContractError(f"{origin}: not valid TOML: {error}") from error
+    except ValidationError as error:
+        raise ContractError(f"{origin}: {_first_error(error)}") from error
+
+
+def load_contract(path: Path) -> Contract:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ContractError(f"contract {str(path)!r} does not exist") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(f"contract {str(path)!r} cannot be read: {error}") from error
+    return parse_contract(text, origin=str(path))
+
+
+def _first_error(error: ValidationError) -> str:
+    """One line: field path, what was found, what is expected, and how many further faults there are."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    path = ".".join(str(part) for part in first["loc"]) or "contract"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "unknown key; remove it or correct its spelling"
+    elif first["type"] not in ("missing", "value_error"):
+        message = f"{message}, found {first['input']!r}"
+    further = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{path}: {message}{further}"
+
+
+def _parsed(text: str):
+    try:
+        return parse_format(text)
+    except FormatError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,145 @@
+"""ByteLedger: every stored byte, by side and owner, with the basis of each figure.
+
+`predict_ledger` computes the ledger of a cache from geometry and format alone. The cache reports an `allocated`
+ledger from its real storages; a test asserts that the two are equal, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
+from kvassay.core.kv_format import KVFormat, SidePlan, side_plans
+from kvassay.core.layout import static_nbytes, streams
+from kvassay.core.spec import DTYPE_NBYTES, QuantSpec
+
+PAGE_TOKENS = 64
+"""Stored arrays grow by pages of this many tokens, rounded up to whole blocks."""
+
+ASSUMPTIONS = (
+    "Persistent bytes are those of the arrays that this library's cache allocates: codes, scales, minimums, "
+    "full-precision window, sinks and skipped layers, and the unused end of the last page.",
+    "Codes are tightly packed; alignment is 1 byte within an array and no header is stored with a page.",
+    f"Stored arrays grow by pages of {PAGE_TOKENS} tokens.",
+    "Object headers, allocator rounding, weights and activations are excluded.",
+    "The transient figure is one layer's keys and values, decoded to float32 for a decode step.",
+)
+
+
+class Basis(StrEnum):
+    """Where a byte figure comes from."""
+
+    COMPUTED = "computed"
+    ALLOCATED = "allocated"
+    ENGINE_REPORTED = "engine_reported"
+
+
+class ByteLedger(BaseModel):
+    """Bytes of one cache. Keys and values are counted apart; `persistent` excludes the transient workspace."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_name: str
+    format_digest: str
+    basis: Basis
+    tokens: int
+    batch: int
+    keys_nbytes: dict[Owner, int]
+    values_nbytes: dict[Owner, int]
+    peak_transient_nbytes: int | None
+    transient_basis: Basis | None
+    float32_nbytes: int
+    """The same tokens as float32: one denominator of savings."""
+    float16_nbytes: int
+    """The same tokens in 16 bits: the usual denominator of savings."""
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+    @property
+    def persistent_nbytes(self) -> int:
+        return sum(self.keys_nbytes.values()) + sum(self.values_nbytes.values())
+
+    @property
+    def persistent_nbytes_per_token(self) -> float:
+        """Mean over all tokens of all rows, windows, sinks and padding included."""
+        return self.persistent_nbytes / (self.tokens * self.batch)
+
+    @property
+    def ratio_to_float16(self) -> float:
+        """Persistent bytes as a share of the same tokens in 16 bits."""
+        return self.persistent_nbytes / self.float16_nbytes
+
+    def owner_nbytes(self, owner: Owner) -> int:
+        return self.keys_nbytes.get(owner, 0) + self.values_nbytes.get(owner, 0)
+
+    def to_json(self) -> dict[str, object]:
+        """Fields plus the derived figures, so that a reader of the JSON needs no arithmetic."""
+        return {
+            **self.model_dump(mode="json"),
+            "persistent_nbytes": self.persistent_nbytes,
+            "persistent_nbytes_per_token": self.persistent_nbytes_per_token,
+            "ratio_to_float16": self.ratio_to_float16,
+        }
+
+
+def page_tokens(spec: QuantSpec) -> int:
+    """Tokens of one page: PAGE_TOKENS, rounded up to whole blocks of the spec."""
+    block = spec.tokens_per_block
+    return -(-PAGE_TOKENS // block) * block
+
+
+def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, batch: int = 1) -> ByteLedger:
+    """The ledger of a cache that holds `tokens` tokens in each of `batch` rows."""
+    if tokens < 1 or batch < 1:
+        raise ValueError(f"tokens and batch must be at least 1, found {tokens} and {batch}")
+    keys: Counter[Owner] = Counter()
+    values: Counter[Owner] = Counter()
+    elements = 0
+    peak_elements = 0
+    for index, layer in enumerate(geometry.layers):
+        key_plan, value_plan = side_plans(kv_format, index, layer)
+        skipped = kv_format.skips(index)
+        keys.update(_side_nbytes(key_plan, layer, layer.head_dim, tokens, batch, kv_format, skipped))
+        values.update(_side_nbytes(value_plan, layer, layer.value_dim, tokens, batch, kv_format, skipped))
+        visible = min(tokens, layer.sliding_window or tokens)
+        layer_elements = batch * layer.kv_heads * (layer.head_dim + layer.value_dim) * visible
+        elements += layer_elements
+        peak_elements = max(peak_elements, layer_elements)
+    return ByteLedger(
+        format_name=kv_format.name,
+        format_digest=kv_format.digest,
+        basis=Basis.COMPUTED,
+        tokens=tokens,
+        batch=batch,
+        keys_nbytes=dict(keys),
+        values_nbytes=dict(values),
+        peak_transient_nbytes=4 * peak_elements,
+        transient_basis=Basis.COMPUTED,
+        float32_nbytes=4 * elements,
+        float16_nbytes=2 * elements,
+    )
+
+
+def _side_nbytes(
+    plan: SidePlan, layer: LayerGeometry, dim: int, tokens: int, batch: int, kv_format: KVFormat, skipped: bool
+) -> dict[Owner, int]:
+    """Bytes by owner of one side of one layer."""
+    committed = plan.committed_tokens(tokens)
+    sinks = min(tokens, plan.sinks)
+    window = tokens - sinks - committed
+    stored = committed - plan.dropped_tokens(tokens)
+    page = page_tokens(plan.spec)
+    capacity = -(-stored // page) * page
+    block = plan.spec.tokens_per_block
+    token_nbytes = layer.kv_heads * dim * DTYPE_NBYTES[kv_format.exact_dtype]
+    nbytes: Counter[Owner] = Counter()
+    nbytes[Owner.SINKS] = batch * sinks * token_nbytes
+    nbytes[Owner.WINDOW] = batch * window * token_nbytes
+    nbytes[Owner.SCALES] = static_nbytes(plan.spec)
+    for stream in streams(plan.spec, layer.kv_heads, dim):
+        owner = Owner.SKIPPED_LAYERS if skipped else stream.owner
+        nbytes[owner] += batch * stored // block * stream.block_nbytes
+        nbytes[Owner.PADDING] += batch * (capacity - stored) // block * stream.block_nbytes
+    return {owner: count for owner, count in nbytes.items() if count}

@@ -1,0 +1,54 @@
+"""One error tree. A message says what was found, what was expected, and the way out.
+
+The command line turns every `KvassayError` into one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+
+class KvassayError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+
+class FormatError(KvassayError):
+    """A format string, spec or option that names no usable KV format."""
+
+
+class GeometryError(KvassayError):
+    """A cache shape that cannot be read, or that a format cannot serve."""
+
+
+class NonFiniteError(KvassayError):
+    """NaN or infinity in keys or values; the message counts and places them."""
+
+
+class RangeError(KvassayError):
+    """Finite values that the format cannot represent (saturation, metadata overflow)."""
+
+
+class CalibrationError(KvassayError):
+    """A format with static scales has none, or has unusable ones."""
+
+
+class ForeignFormatError(KvassayError):
+    """Packed bytes were offered to a decoder of another format."""
+
+
+class ContractError(KvassayError):
+    """A contract file that cannot be read as a contract; the message names the field path."""
+
+
+class ModelError(KvassayError):
+    """A model that is missing, incomplete, or of an unsupported architecture."""
+
+
+class WorkloadError(KvassayError):
+    """A corpus or task that is missing, empty, or too short for the contract."""
+
+
+class PackError(KvassayError):
+    """An evidence pack or output folder that cannot be written, read or trusted."""
+
+
+class MissingExtraError(KvassayError):
+    """A command needs packages of an extra that is not installed."""
