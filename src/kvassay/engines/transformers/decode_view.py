@@ -1,0 +1,89 @@
+"""What each decode query sees of a quantized side: stored codes for committed tokens, exact values for the rest."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kvassay.core.kv_format import SidePlan
+from kvassay.errors import KvassayError
+from kvassay.formats import Calibration, quantizer
+from kvassay.formats.base import require_finite
+from kvassay.formats.floating import round_to
+
+
+class EncodeCounts(NamedTuple):
+    """How many values were encoded and how many of them saturated."""
+
+    encoded_values: int
+    clipped_values: int
+
+
+class DecodeView(NamedTuple):
+    """One side of one layer as T decode queries see it, without a copy a query.
+
+    Token j is read from its codes by query i exactly if first_stored <= j < boundary[i].
+    """
+
+    exact: Float[Tensor, "batch kv_heads tokens dim"]
+    stored: Float[Tensor, "batch kv_heads tokens dim"]
+    """Decoded codes; equal to `exact` where a token is never committed."""
+    first_stored: int
+    boundaries: tuple[int, ...]
+    """For query i (absolute position): end of the stored tokens it sees. Never falls."""
+    counts: EncodeCounts
+
+    def mixed(self, first_query: int, last_query: int) -> tuple[int, int]:
+        """Tokens that the first of these queries sees exactly and the last one as codes."""
+        return self.boundaries[first_query], self.boundaries[last_query]
+
+    def reads_stored(self, first_query: int, last_query: int) -> Bool[Tensor, "queries mixed_tokens"]:
+        """Which of the mixed tokens each query reads from codes."""
+        begin, end = self.mixed(first_query, last_query)
+        ends = torch.tensor(self.boundaries[first_query : last_query + 1], device=self.exact.device)
+        return torch.arange(begin, end, device=self.exact.device) < ends[:, None]
+
+    def settled(self, first_query: int, end: int) -> Float[Tensor, "batch kv_heads tokens dim"]:
+        """Tokens before `end` as the first query sees them."""
+        begin, boundary = self.first_stored, min(self.boundaries[first_query], end)
+        if boundary <= begin:
+            return self.exact[:, :, :end]
+        return torch.cat(
+            (self.exact[:, :, :begin], self.stored[:, :, begin:boundary], self.exact[:, :, boundary:end]),
+            dim=2,
+        )
+
+
+def decode_view(
+    values: Float[Tensor, "batch kv_heads tokens dim"],
+    plan: SidePlan,
+    exact_dtype: str,
+    calibration: Calibration | None,
+    name: str,
+) -> DecodeView:
+    """Encode and decode once what a cache of this plan would have committed by the end of `values`.
+
+    Since committed codes never change, the codes after the last token hold the codes that every earlier query saw.
+    """
+    tokens = values.shape[2]
+    begin = min(plan.sinks, tokens)
+    boundaries = tuple(begin + plan.committed_tokens(position + 1) for position in range(tokens))
+    end = boundaries[-1]
+    counts = EncodeCounts(0, 0)
+    try:
+        require_finite(values, "entries")
+        exact = round_to(values, plan.spec.code_dtype if plan.spec.is_exact else exact_dtype)
+        stored = exact.to(values.dtype)
+        if end > begin and not plan.spec.is_exact:
+            codec = quantizer(plan.spec)
+            entering = exact[:, :, begin:end]
+            encoded = codec.encode(entering, calibration)
+            stored = stored.clone()
+            stored[:, :, begin:end] = codec.decode(encoded.streams, values.dtype, calibration)
+            counts = EncodeCounts(entering.numel(), encoded.clipped_values)
+    except KvassayError as error:
+        raise type(error)(f"{name}: {error}") from error
+    return DecodeView(exact.to(values.dtype), stored, begin, boundaries, counts)

@@ -1,0 +1,36 @@
+"""Plain floats: float32, float16 or bfloat16, rounded to nearest even by the cast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvassay.errors import RangeError
+from kvassay.formats.base import Calibration, Encoded, Quantizer, Streams, require_finite
+from kvassay.formats.grouping import block_codes, unblock_codes
+
+
+class FloatQuantizer(Quantizer):
+    @property
+    def scale_source(self) -> str:
+        return "none"
+
+    def encode(self, values: Tensor, calibration: Calibration | None = None) -> Encoded:
+        require_finite(values)
+        return Encoded({"codes": block_codes(round_to(values, self.spec.code_dtype), self.spec)}, 0)
+
+    def decode(
+        self, streams: Streams, dtype: torch.dtype = torch.float32, calibration: Calibration | None = None
+    ) -> Tensor:
+        return unblock_codes(streams["codes"]).to(dtype)
+
+
+def round_to(values: Tensor, dtype: str) -> Tensor:
+    """Cast finite values to a float dtype by name; raise RangeError where one overflows."""
+    rounded = values.to(getattr(torch, dtype))
+    if rounded.dtype != values.dtype and not bool(torch.isfinite(rounded).all()):
+        raise RangeError(
+            f"values up to {float(values.abs().max()):.4g} do not fit {dtype} (largest "
+            f"{torch.finfo(rounded.dtype).max:.4g}); use exact=bf16 or exact=f32"
+        )
+    return rounded

@@ -1,0 +1,140 @@
+"""Uniform affine integer quantizer, 8, 4 or 2 bit, at every granularity.
+
+Symmetric: scale = max|x| / (2^(b−1) − 1); q = round-half-even(x / scale), clipped to ±(2^(b−1) − 1), so the most
+negative code is never used; x̂ = q · scale. Below 8 bit the code is stored with an offset of 2^(b−1).
+Asymmetric: minimum = min x; scale = (max x − minimum) / (2^b − 1); q = round((x − minimum) / scale);
+x̂ = q · scale + minimum. Storing scale and minimum (and not a zero point) keeps constant and tiny groups finite.
+
+Scale and minimum are rounded to their stored dtype *before* the codes are computed, so that rounding errs against the
+numbers the decoder will use. A zero group, and one whose scale underflows in the stored dtype, uses scale one.
+Error bound: |x − x̂| <= scale/2 + levels · ulp(scale)/2 (+ ulp(minimum)/2), the last terms from the metadata's rounding.
+
+Sources: 8-bit symmetric as in the attention-error experiment (R67 to R71); asymmetric per channel and per token as in
+KIVI (Liu et al. 2024, arXiv:2402.02750, section 3). Deviation from KIVI's code: the range is measured from the *stored*
+minimum, so that the maximum is met after the minimum was rounded.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvassay.core.spec import QuantSpec
+from kvassay.errors import CalibrationError, FormatError
+from kvassay.formats.base import (
+    Calibration,
+    Encoded,
+    Quantizer,
+    Streams,
+    computing_dtype,
+    count_changed,
+    require_finite,
+    stored,
+)
+from kvassay.formats.grouping import (
+    block_codes,
+    group_values,
+    load_parameters,
+    store_parameters,
+    unblock_codes,
+    ungroup_values,
+)
+from kvassay.formats.packing import pack_codes, unpack_codes
+
+
+class _Grid(NamedTuple):
+    """Stored scale and minimum, in a shape that broadcasts over the grouped values."""
+
+    scale: Tensor
+    minimum: Tensor | None
+
+
+class IntegerQuantizer(Quantizer):
+    def __init__(self, spec: QuantSpec) -> None:
+        super().__init__(spec)
+        if spec.num_bits not in (2, 4, 8):
+            raise FormatError(f"int takes 2, 4 or 8 bits, found {spec.num_bits}")
+        if spec.scale_dtype is None:
+            raise FormatError("int needs a granularity, for example int8:token-head")
+        self._scale_dtype: str = spec.scale_dtype
+        self._largest_code = (1 << spec.num_bits - 1) - 1 if spec.symmetric else (1 << spec.num_bits) - 1
+        self._offset = (1 << spec.num_bits - 1) if spec.symmetric and spec.code_dtype == "uint8" else 0
+
+    @property
+    def scale_source(self) -> str:
+        return "static" if self.spec.is_static else "dynamic"
+
+    def calibrate(self, values: Tensor) -> Calibration:
+        if not self.spec.is_static:
+            return super().calibrate(values)
+        require_finite(values)
+        grid = self._fit(values.to(computing_dtype(values)), tuple(range(values.ndim)))
+        source = f"calibrated(n={values.shape[0] * values.shape[2]} tokens)"
+        minimum = None if grid.minimum is None else grid.minimum.reshape(())
+        return Calibration(grid.scale.reshape(()), minimum, source)
+
+    def encode(self, values: Tensor, calibration: Calibration | None = None) -> Encoded:
+        require_finite(values)
+        exact = values.to(computing_dtype(values))
+        if self.spec.is_static:
+            grouped, grid = exact, self._static_grid(calibration)
+        else:
+            grouped, axes = group_values(exact, self.spec)
+            grid = self._fit(grouped, axes)
+        codes, clipped_values = self._round(grouped, grid)
+        rows = codes if self.spec.is_static else ungroup_values(codes, self.spec)
+        packed = rows if self.spec.code_dtype == "int8" else pack_codes(rows, self.spec.num_bits)
+        streams = {"codes": block_codes(packed, self.spec)}
+        if not self.spec.is_static:
+            streams["scales"] = store_parameters(grid.scale, self.spec)
+            if grid.minimum is not None:
+                streams["minimums"] = store_parameters(grid.minimum, self.spec)
+        return Encoded(streams, clipped_values)
+
+    def decode(
+        self, streams: Streams, dtype: torch.dtype = torch.float32, calibration: Calibration | None = None
+    ) -> Tensor:
+        packed = unblock_codes(streams["codes"])
+        rows = packed if self.spec.code_dtype == "int8" else unpack_codes(packed, self.spec.num_bits)
+        codes = rows.to(dtype)
+        if self._offset:
+            codes -= self._offset
+        if self.spec.is_static:
+            grid = self._static_grid(calibration)
+            values = codes * grid.scale.to(dtype)
+            return values if grid.minimum is None else values + grid.minimum.to(dtype)
+        grouped, _ = group_values(codes, self.spec)
+        grouped = grouped * load_parameters(streams["scales"], self.spec).to(dtype)
+        if "minimums" in streams:
+            grouped += load_parameters(streams["minimums"], self.spec).to(dtype)
+        return ungroup_values(grouped, self.spec)
+
+    def _fit(self, grouped: Tensor, axes: tuple[int, ...]) -> _Grid:
+        if self.spec.symmetric:
+            return _Grid(self._scale(grouped.abs().amax(axes, keepdim=True)), None)
+        minimum = stored(grouped.amin(axes, keepdim=True), self._scale_dtype, "minimum")
+        value_range = grouped.amax(axes, keepdim=True) - minimum.to(grouped.dtype)
+        return _Grid(self._scale(value_range.clamp_min(0)), minimum)
+
+    def _scale(self, value_range: Tensor) -> Tensor:
+        scale = stored(value_range / self._largest_code, self._scale_dtype, "scale")
+        return torch.where(scale == 0, torch.ones_like(scale), scale)
+
+    def _round(self, grouped: Tensor, grid: _Grid) -> tuple[Tensor, int]:
+        centred = grouped if grid.minimum is None else grouped - grid.minimum.to(grouped.dtype)
+        rounded = torch.round(centred / grid.scale.to(grouped.dtype))
+        lowest = -self._largest_code if self.spec.symmetric else 0
+        codes = rounded.clamp(lowest, self._largest_code)
+        clipped_values = count_changed(rounded, codes)
+        dtype = torch.int8 if self.spec.code_dtype == "int8" else torch.uint8
+        return (codes + self._offset).to(dtype), clipped_values
+
+    def _static_grid(self, calibration: Calibration | None) -> _Grid:
+        if calibration is None:
+            raise CalibrationError(
+                f"{self.spec.method}{self.spec.num_bits} with one static scale has no calibration; "
+                "calibrate it on sample keys and values, or use a token-head or group format"
+            )
+        return _Grid(calibration.scale, calibration.minimum)

@@ -1,0 +1,1 @@
+"""What is measured: token distributions, task items, tensors and attention outputs."""

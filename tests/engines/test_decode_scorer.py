@@ -1,0 +1,152 @@
+"""The one-pass scorer computes what a stepwise run on a real cache of the same format computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvassay.cache import QuantizedCache
+from kvassay.core.format_names import PRESETS, parse_format
+from kvassay.core.geometry import geometry_from_config
+from kvassay.engines.transformers.decode_scorer import DecodeScorer
+from kvassay.errors import ModelError, NonFiniteError
+from tests import tiny_models
+
+TOKENS = 90
+PROMPT = 41
+
+FORMATS = [
+    *(preset.name for preset in PRESETS),
+    "kivi-4,recent=8",
+    "kivi-2,recent=0,sinks=4",
+    "kivi-4,recent=5,sinks=3,skip=1",
+    "int4-g32,recent=16",
+    "int8-token-head,sinks=4",
+    "q4_0,recent=30,sinks=2",
+    "k=int8:token-head,v=int4:group32,recent=7",
+    "k=f16,v=int2:group16",
+    "k=int4:channel16,v=f16",
+    "kv=int4:group16/sym,exact=bf16,recent=3",
+    "kv=int4:channel16/scale=f32",
+]
+
+
+def scorer_of(model, prefill_reads="exact") -> DecodeScorer:
+    return DecodeScorer(model, geometry_from_config(model.config.to_dict()), prefill_reads)
+
+
+def stepwise_hidden(model, token_ids, prompt_tokens, kv_format, calibration) -> torch.Tensor:
+    """Prefill in one call, then one token a call, over the real cache."""
+    cache = QuantizedCache(model.config, kv_format, calibration=calibration, on_clip="count")
+    decoder = model.get_decoder()
+    states = []
+    with torch.inference_mode():
+        if prompt_tokens:
+            decoder(token_ids[None, :prompt_tokens], cache=cache, use_cache=True)
+        for position in range(prompt_tokens, len(token_ids)):
+            step = decoder(token_ids[None, position : position + 1], cache=cache, use_cache=True)
+            states.append(step.last_hidden_state[0])
+    return torch.cat(states)
+
+
+def assert_equal_logits(scorer, found, expected) -> None:
+    torch.testing.assert_close(scorer.output_head(found), scorer.output_head(expected), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_name", tiny_models.NAMES)
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_r52_one_pass_equals_stepwise_decoding(model_name, format_name) -> None:
+    model = tiny_models.tiny_model(model_name)
+    scorer = scorer_of(model)
+    token_ids = torch.randint(3, tiny_models.VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(5))
+    kv_format = parse_format(format_name)
+    reference = scorer.reference(token_ids)
+    calibration = scorer.calibrate(kv_format, [reference])
+
+    found = scorer.candidate(token_ids, PROMPT, reference, kv_format, calibration)
+    expected = stepwise_hidden(model, token_ids, PROMPT, kv_format, calibration)
+
+    assert_equal_logits(scorer, found.hidden, expected)
+
+
+@pytest.mark.parametrize("model_name", tiny_models.NAMES)
+@pytest.mark.parametrize("format_name", ["int8-token-head", "kivi-2,recent=0,sinks=4", "q4_0,recent=30,sinks=2"])
+def test_prefill_that_reads_stored_values_equals_a_run_token_by_token(model_name, format_name) -> None:
+    model = tiny_models.tiny_model(model_name)
+    scorer = scorer_of(model, "stored")
+    token_ids = torch.randint(3, tiny_models.VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(6))
+    kv_format = parse_format(format_name)
+
+    found = scorer.candidate(token_ids, PROMPT, scorer.reference(token_ids), kv_format)
+    expected = stepwise_hidden(model, token_ids, 0, kv_format, None)[PROMPT:]
+
+    assert_equal_logits(scorer, found.hidden, expected)
+
+
+def test_identity_format_reads_nothing_from_codes() -> None:
+    model = tiny_models.tiny_model("llama")
+    scorer = scorer_of(model)
+    token_ids = torch.arange(3, 3 + TOKENS)
+    reference = scorer.reference(token_ids)
+    identity = scorer.candidate(token_ids, PROMPT, reference, parse_format("f32"))
+
+    assert int(identity.stored_reads.sum()) == 0
+    assert identity.counts.encoded_values == 0
+    assert_equal_logits(scorer, identity.hidden, reference.hidden[PROMPT:])
+
+
+def test_stored_reads_count_the_older_tokens_that_came_from_codes() -> None:
+    scorer = scorer_of(tiny_models.tiny_model("llama"))
+    token_ids = torch.arange(3, 3 + TOKENS)
+    reference = scorer.reference(token_ids)
+
+    every_token = scorer.candidate(token_ids, PROMPT, reference, parse_format("int8-token-head"))
+    windowed = scorer.candidate(token_ids, PROMPT, reference, parse_format("int8-token-head,recent=16,sinks=4"))
+
+    assert every_token.stored_reads.tolist() == list(range(PROMPT, TOKENS))
+    assert windowed.stored_reads.tolist() == [n + 1 - 16 - 4 for n in range(PROMPT, TOKENS)]
+
+
+def test_a_longer_document_leaves_earlier_positions_unchanged() -> None:
+    """B46: codes never change once written, so later tokens cannot move an earlier position."""
+    scorer = scorer_of(tiny_models.tiny_model("qwen2"))
+    token_ids = torch.randint(3, tiny_models.VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(7))
+    kv_format = parse_format("kivi-2,recent=8")
+    whole = scorer.candidate(token_ids, PROMPT, scorer.reference(token_ids), kv_format)
+    part = scorer.candidate(token_ids[:70], PROMPT, scorer.reference(token_ids[:70]), kv_format)
+
+    assert_equal_logits(scorer, part.hidden, whole.hidden[: 70 - PROMPT])
+
+
+def test_nan_in_keys_is_counted_and_named() -> None:
+    model = tiny_models.tiny_model("llama")
+    scorer = scorer_of(model)
+    token_ids = torch.arange(3, 3 + TOKENS)
+    reference = scorer.reference(token_ids)
+    with torch.inference_mode():
+        reference.keys[1][0, 0, 5, 3] = torch.nan
+
+    with pytest.raises(NonFiniteError, match=r"keys of layer 1: entries hold 1 NaN and 0 infinite"):
+        scorer.candidate(token_ids, PROMPT, reference, parse_format("int8-token-head"))
+
+
+def test_a_model_that_bypasses_the_attention_registry_is_refused() -> None:
+    model = tiny_models.tiny_model("llama")
+    attention = model.model.layers[1].self_attn
+    attention.config = type(attention.config).from_dict(attention.config.to_dict())  # no longer switched with the rest
+
+    with pytest.raises(ModelError, match=r"layers \[1\] does not go through"):
+        scorer_of(model)
+
+
+def test_a_model_with_another_attention_rule_is_refused() -> None:
+    model = tiny_models.tiny_model("llama")
+
+    class Shifted(type(model.model.layers[0].self_attn)):
+        def forward(self, *args, **kwargs):
+            self.scaling *= 2 if self.config._attn_implementation == "kvassay_decode" else 1
+            return super().forward(*args, **kwargs)
+
+    model.model.layers[0].self_attn.__class__ = Shifted
+    with pytest.raises(ModelError, match="differs by"):
+        scorer_of(model)

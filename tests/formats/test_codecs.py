@@ -1,0 +1,327 @@
+"""Every codec over one table of methods: shapes, packing, error bound, ranges, non-finite values."""
+
+from __future__ import annotations
+
+import math
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvassay.core.format_names import parse_format
+from kvassay.core.layout import static_nbytes, stored_bits_per_value, streams
+from kvassay.core.spec import Granularity, QuantSpec
+from kvassay.errors import CalibrationError, NonFiniteError, RangeError
+from kvassay.formats import quantizer
+from kvassay.formats.ggml_blocks import to_ggml_rows
+from kvassay.formats.packing import pack_codes, unpack_codes
+
+SIDES = [
+    "f32",
+    "f16",
+    "bf16",
+    "int8:tensor",
+    "int8:token",
+    "int8:token-head",
+    "int8:token-head/asym",
+    "int8:group32/scale=f32",
+    "fp8-e4m3",
+    "fp8-e4m3:token-head",
+    "int4:tensor",
+    "int4:token-head",
+    "int4:group16/sym",
+    "int4:group32",
+    "int4:group64",
+    "int4:channel32",
+    "int2:group32",
+    "int2:channel32",
+    "int2:channel32/scale=f32",
+    "q8_0",
+    "q4_0",
+]
+"""The method table: a new codec adds its line here and every test below runs over it."""
+
+INTEGER_SIDES = [side for side in SIDES if side.startswith("int")]
+
+
+def side_spec(text: str) -> QuantSpec:
+    return parse_format(f"kv={text}").keys
+
+
+def values(batch=2, heads=3, tokens=64, dim=64, seed=0, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(batch, heads, tokens, dim, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def round_trip(text: str, x: torch.Tensor) -> torch.Tensor:
+    codec = quantizer(side_spec(text))
+    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    return codec.decode(codec.encode(x, calibration).streams, x.dtype, calibration)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("tokens", [64, 192])
+def test_b61_streams_have_the_declared_shapes_and_bytes(side, tokens) -> None:
+    """R14, R19, R22: stored bits per value are the real bytes, codes and metadata."""
+    x = values(tokens=tokens)
+    codec = quantizer(side_spec(side))
+    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    encoded = codec.encode(x, calibration).streams
+    declared = streams(codec.spec, 3, 64)
+
+    assert [stream.name for stream in declared] == list(encoded)
+    for stream in declared:
+        found = encoded[stream.name]
+        blocks = tokens // codec.spec.tokens_per_block
+        assert found.shape == (2, stream.heads, blocks, *stream.block_shape)
+        assert str(found.dtype) == f"torch.{stream.dtype}"
+    nbytes = sum(part.numel() * part.element_size() for part in encoded.values())
+    assert 8 * nbytes / x.numel() == stored_bits_per_value(codec.spec, 3, 64)
+
+
+@pytest.mark.parametrize(
+    ("side", "bits"),
+    [
+        ("int4:group64", 4.5),
+        ("int4:group32", 5.0),
+        ("int2:channel32", 3.0),
+        ("q8_0", 8.5),
+        ("q4_0", 4.5),
+        ("f16", 16.0),
+    ],
+)
+def test_r22_stored_bits_are_not_the_nominal_bits(side, bits) -> None:
+    assert stored_bits_per_value(side_spec(side), 8, 128) == bits
+
+
+def test_q8_0_is_priced_with_its_scale() -> None:
+    """A false saving of other tools: 1.000 byte for q8_0. It is 1.0625."""
+    assert stored_bits_per_value(side_spec("q8_0"), 8, 128) / 8 == 1.0625
+
+
+def test_int8_token_head_at_128_is_priced_as_in_vllm() -> None:
+    assert stored_bits_per_value(side_spec("int8:token-head"), 8, 128) == 8.25
+
+
+@pytest.mark.parametrize(
+    ("side", "expected_db"),
+    [("int4:group64", 21.0), ("int4:group128", 20.0), ("int2:group32", 8.1), ("q4_0", 21.3)],
+)
+def test_gaussian_rate(side, expected_db) -> None:
+    """SQNR on iid Gaussian data, computed independently for the table of METHODS."""
+    x = values(batch=4, heads=4, tokens=512, dim=128)
+    error = round_trip(side, x) - x
+    sqnr_db = 10 * math.log10(float(x.square().mean() / error.square().mean()))
+    assert abs(sqnr_db - expected_db) < 0.15
+
+
+def error_bound(codec, encoded, x) -> torch.Tensor:
+    """Half a step plus what the rounding of scale and minimum can add (R75, R76)."""
+    spec = codec.spec
+    scales = encoded["scales"]
+    levels = 2 ** (spec.num_bits - 1) - 1 if spec.symmetric else 2**spec.num_bits - 1
+    eps = torch.finfo(scales.dtype).eps
+    tiny = torch.finfo(scales.dtype).smallest_normal * eps
+    step = scales.double()
+    bound = step / 2 + levels * (step * eps + tiny)
+    if "minimums" in encoded:
+        bound = bound + encoded["minimums"].double().abs() * eps + tiny
+    slack = x.double().abs().amax() * 4e-7  # float32 arithmetic of the codec itself
+    if spec.granularity is Granularity.GROUP:
+        expanded = bound.repeat_interleave(spec.group_size, dim=3)
+    elif spec.granularity is Granularity.CHANNEL:
+        expanded = bound.repeat_interleave(spec.group_size, dim=2)
+    else:
+        expanded = bound.expand_as(x) if bound.shape[1] == 1 else bound
+    return expanded + slack
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    side=st.sampled_from([side for side in INTEGER_SIDES if "tensor" not in side]),
+    seed=st.integers(0, 2**31),
+    exponent=st.integers(-6, 3),
+    offset=st.sampled_from([0.0, 1.0, -100.0, 1000.0]),
+)
+def test_r75_error_stays_within_half_a_step_and_the_metadata_term(side, seed, exponent, offset) -> None:
+    x = values(batch=1, heads=2, tokens=32, dim=64, seed=seed) * 10.0**exponent + offset
+    codec = quantizer(side_spec(side))
+    encoded = codec.encode(x).streams
+    error = (codec.decode(encoded, torch.float64) - x.double()).abs()
+    assert bool((error <= error_bound(codec, encoded, x)).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("side", [side for side in SIDES if side != "fp8-e4m3"])
+def test_b24_every_input_dtype_round_trips(side, dtype) -> None:
+    x = values(dtype=torch.float32).to(dtype)
+    exact = x.to(torch.float64)
+    codec = quantizer(side_spec(side))
+    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    found = codec.decode(codec.encode(x, calibration).streams, torch.float64, calibration)
+    relative = float((found - exact).norm() / exact.norm())
+    assert relative < {2: 0.5, 4: 0.25, 8: 0.06, 16: 0.005, 32: 1e-6}[codec.spec.num_bits]
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("constant", [0.0, 100.0, -100.0, 1e-7, -3e-8, 1e-30])
+def test_b28_b31_constant_zero_and_tiny_groups_stay_finite_and_close(side, constant) -> None:
+    """R70: a zero group, and one whose maximum underflows in the stored scale type, uses scale one."""
+    x = torch.full((1, 2, 32, 64), constant)
+    codec = quantizer(side_spec(side))
+    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    encoded = codec.encode(x, calibration).streams
+    for name in ("scales", "minimums"):
+        if name in encoded:
+            assert bool(torch.isfinite(encoded[name]).all())
+    if "scales" in encoded and codec.spec.method in ("int", "float8"):
+        assert bool((encoded["scales"] != 0).all())
+    found = codec.decode(encoded, torch.float32, calibration)
+    assert bool(torch.isfinite(found).all())
+    tolerance = 0.06 if side in ("fp8-e4m3", "bf16") else 1e-3
+    # Below this, the smallest stored scale is coarser than the value: half an e4m3 subnormal, 127 half float16 ones.
+    resolution = {"fp8-e4m3": 2**-10, "f16": 2**-25}.get(side, 127 * 2**-25)
+    assert float((found - x).abs().max()) <= max(abs(constant) * tolerance, resolution)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("side", SIDES)
+def test_b30_non_finite_values_are_refused_counted_and_placed(side, bad) -> None:
+    x = values(batch=1, heads=2, tokens=32)
+    codec = quantizer(side_spec(side))
+    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    x[0, 1, 7, 3] = bad
+    with pytest.raises(
+        NonFiniteError, match=r"of 4096 elements, first at \[row, head, token, channel\] = \[0, 1, 7, 3\]"
+    ):
+        codec.encode(x, calibration)
+
+
+def test_b02_unit_scale_fp8_counts_what_saturates() -> None:
+    x = values(batch=1, heads=1, tokens=16)
+    x[..., 3] = 600.0
+    encoded = quantizer(side_spec("fp8-e4m3")).encode(x)
+    assert encoded.clipped_values == 16
+    assert quantizer(side_spec("fp8-e4m3:token-head")).encode(x).clipped_values == 0
+
+
+def test_fp8_values_that_round_to_the_largest_one_are_not_clipped() -> None:
+    x = torch.full((1, 1, 1, 64), 463.0)
+    encoded = quantizer(side_spec("fp8-e4m3")).encode(x)
+    assert encoded.clipped_values == 0
+    assert float(quantizer(side_spec("fp8-e4m3")).decode(encoded.streams).max()) == 448.0
+
+
+def test_r2_static_scale_counts_clipped_values_and_rounding_stays_apart() -> None:
+    """R2, R3: a static scale clips what lies beyond it; what lies inside has rounding error only."""
+    codec = quantizer(side_spec("int8:tensor"))
+    calibration = codec.calibrate(torch.full((1, 1, 1, 64), 1.27))
+    x = torch.zeros(1, 1, 2, 64)
+    x[0, 0, 0, :5] = torch.tensor([1.0, -1.27, 1.2749, 1.28, -50.0])
+    encoded = codec.encode(x, calibration)
+    assert encoded.clipped_values == 2
+    found = codec.decode(encoded.streams, torch.float32, calibration)
+    assert float((found - x)[0, 0, 0, :3].abs().max()) <= 0.005 + 1e-6
+
+
+def test_a_static_format_without_calibration_is_refused() -> None:
+    """B08: there is no silent scale of one."""
+    with pytest.raises(CalibrationError, match="calibrate it on sample keys and values"):
+        quantizer(side_spec("int8:tensor")).encode(values())
+
+
+def test_scale_overflow_is_refused() -> None:
+    with pytest.raises(RangeError, match="does not fit float16; use the modifier scale=f32"):
+        quantizer(side_spec("int4:group32")).encode(values() * 1e7)
+
+
+def test_b17_values_beyond_float16_are_refused_not_wrapped() -> None:
+    with pytest.raises(RangeError, match="do not fit float16"):
+        quantizer(side_spec("f16")).encode(values() * 1e6)
+
+
+def test_r68_symmetric_int8_never_uses_minus_128() -> None:
+    x = -values().abs()
+    codes = quantizer(side_spec("int8:token-head")).encode(x).streams["codes"]
+    assert int(codes.min()) == -127
+
+
+def test_r68_rounds_halves_to_even() -> None:
+    x = torch.zeros(1, 1, 1, 64)
+    x[0, 0, 0, :6] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5])
+    codes = quantizer(side_spec("int8:token-head")).encode(x).streams["codes"].flatten()[:6]
+    assert codes.tolist() == [127, 0, 2, 2, 0, -2]
+
+
+def test_r77_b23_a_row_scale_isolates_other_rows_and_other_sides() -> None:
+    x = values(batch=1, heads=2, tokens=32)
+    loud = x.clone()
+    loud[0, 0, 5] *= 1000
+    quiet_rows = torch.ones(2, 32, dtype=torch.bool)
+    quiet_rows[0, 5] = False
+    for side in ("int8:token-head", "int4:group32", "fp8-e4m3:token-head", "q4_0"):
+        before, after = round_trip(side, x), round_trip(side, loud)
+        assert torch.equal(before[0][quiet_rows], after[0][quiet_rows])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 9), st.integers(0, 2**31))
+def test_packing_is_dense_and_loses_nothing(num_bits, bytes_per_row, seed) -> None:
+    dim = bytes_per_row * (8 // num_bits)
+    codes = torch.randint(0, 1 << num_bits, (3, dim), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    packed = pack_codes(codes, num_bits)
+    assert packed.shape == (3, bytes_per_row)
+    assert torch.equal(unpack_codes(packed, num_bits), codes)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("scale", [1e-9, 1e-4, 1.0, 300.0])
+def test_ggml_blocks_equal_the_gguf_package_bit_for_bit(name, scale) -> None:
+    """Conformance with ggml's reference quantizers as the `gguf` package has them: bytes and decoded values."""
+    x = values(batch=1, heads=1, tokens=200, dim=96, seed=3) * scale
+    x[0, 0, 7, :32] = 0.0
+    x[0, 0, 8, 0] = 40 * scale
+    kind = getattr(gguf.GGMLQuantizationType, name.upper())
+    theirs = gguf.quantize(x[0, 0].numpy(), kind)
+    codec = quantizer(side_spec(name))
+    ours = codec.encode(x).streams
+    assert np.array_equal(to_ggml_rows(ours)[0, 0].numpy(), theirs)
+    assert np.array_equal(codec.decode(ours)[0, 0].numpy(), gguf.dequantize(theirs, kind))
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_b46_codes_do_not_depend_on_chunking_or_on_other_rows(side) -> None:
+    """Groups stay inside one batch row, and whole blocks encode alike alone and together."""
+    x = values(batch=3, tokens=128)
+    codec = quantizer(side_spec(side))
+    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    whole = codec.encode(x, calibration).streams
+    one_row = codec.encode(x[1:2, :, :64], calibration).streams
+    for name, part in one_row.items():
+        assert torch.equal(part.view(torch.uint8), whole[name][1:2, :, : part.shape[2]].contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_b53_strided_inputs_encode_like_contiguous_ones(side) -> None:
+    x = values(tokens=64)
+    strided = x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
+    assert not strided.is_contiguous()
+    assert torch.equal(round_trip(side, strided), round_trip(side, x))
+
+
+@pytest.mark.parametrize("side", ["int4:group32", "int2:channel32", "int8:token-head", "q4_0"])
+def test_r1_b22_more_bits_or_finer_groups_err_less(side) -> None:
+    """R4, R5, R23: the same data under one switch, error against real bytes."""
+    x = values(tokens=128)
+    x[..., 5] *= 12
+    error = float((round_trip(side, x) - x).norm() / x.norm())
+    coarse = float((round_trip("int2:group64", x) - x).norm() / x.norm())
+    assert error < coarse
+
+
+def test_static_scales_are_counted() -> None:
+    assert static_nbytes(side_spec("int8:tensor")) == 4
+    assert static_nbytes(side_spec("int4:tensor")) == 8
+    assert static_nbytes(side_spec("int8:token-head")) == 0
