@@ -75,6 +75,9 @@ class Inference(_Model):
     prefill_reads: Literal["exact", "stored"] = "exact"
     """What prompt tokens read of older prompt tokens: the exact values (as when the prompt runs in one piece), or the
     stored ones (as when every token goes through the cache)."""
+    pilot_documents: int = Field(default=4, ge=2)
+    """Documents of the pilot that planning and calibration use; never reused for the verdict."""
+    pilot_items: int = Field(default=8, ge=2)
     bootstrap_replicates: int = Field(default=2000, ge=200)
     seed: int = Field(default=7, ge=0)
 
@@ -168,7 +171,14 @@ class Contract(_Model):
         for waiver in self.waivers:
             if waiver.clause not in self.clause_names:
                 raise ValueError(f"waiver of {waiver.clause!r}, which is no clause; clauses: {list(self.clause_names)}")
-        for clause, bound in (("kl_mean", self.fidelity.kl_mean), ("kl_exceed", self.fidelity.kl_exceed), ("nll_delta", self.fidelity.nll_delta)):
+        canary = self.controls.canary
+        if canary is not None and _parsed(canary).digest in {_parsed(text).digest for text in self.candidates.order}:
+            raise ValueError(f"controls.canary {canary!r} is also a candidate; a known-bad format cannot be one")
+        for clause, bound in (
+            ("kl_mean", self.fidelity.kl_mean),
+            ("kl_exceed", self.fidelity.kl_exceed),
+            ("nll_delta", self.fidelity.nll_delta),
+        ):
             if bound is not None and self.text.documents < bound.min_docs:
                 raise ValueError(
                     f"text.documents is {self.text.documents}, fidelity.{clause} needs at least {bound.min_docs}"
@@ -178,10 +188,19 @@ class Contract(_Model):
     @property
     def clause_names(self) -> tuple[str, ...]:
         """Dotted names of all clauses, e.g. `fidelity.kl_mean`, `task.recall`, `bytes.persistent_per_token_max`."""
-        fidelity = [f"fidelity.{name}" for name in ("kl_mean", "kl_exceed", "nll_delta") if getattr(self.fidelity, name)]
+        fidelity = [
+            f"fidelity.{name}" for name in ("kl_mean", "kl_exceed", "nll_delta") if getattr(self.fidelity, name)
+        ]
         tasks = [f"task.{name}" for name in sorted(self.task)]
-        sizes = [f"bytes.{name}" for name in ("persistent_per_token_max", "peak_transient_max") if getattr(self.bytes, name)]
+        sizes = [
+            f"bytes.{name}" for name in ("persistent_per_token_max", "peak_transient_max") if getattr(self.bytes, name)
+        ]
         return (*fidelity, *tasks, *sizes)
+
+    @property
+    def has_fidelity(self) -> bool:
+        """True where some clause needs scored text."""
+        return any((self.fidelity.kl_mean, self.fidelity.kl_exceed, self.fidelity.nll_delta))
 
     @property
     def sha256(self) -> str:

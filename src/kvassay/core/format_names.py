@@ -41,19 +41,31 @@ PRESETS: tuple[Preset, ...] = (
     Preset("bf16", "kv=bf16,exact=bf16", "plain bfloat16 cache"),
     Preset("int8-tensor", "kv=int8:tensor", "one static scale a side; the 004 experiment's tensor quantizer"),
     Preset("int8-token", "kv=int8:token", "one float32 scale a token over all KV heads"),
-    Preset("int8-token-head", "kv=int8:token-head", "one float32 scale a token and head; vLLM's int8_per_token_head"),
+    Preset(
+        "int8-token-head",
+        "kv=int8:token-head",
+        "one float32 scale a token and head; vLLM's int8_per_token_head",
+    ),
     Preset("fp8-e4m3", "kv=fp8-e4m3", "float8 e4m3fn cast with scale 1, as engines do without checkpoint scales"),
-    Preset("fp8-e4m3-token-head", "kv=fp8-e4m3:token-head", "float8 e4m3fn, one float32 absmax scale a token and head"),
+    Preset(
+        "fp8-e4m3-token-head",
+        "kv=fp8-e4m3:token-head",
+        "float8 e4m3fn, one float32 absmax scale a token and head",
+    ),
     Preset("int4-g32", "kv=int4:group32", "asymmetric 4 bit, groups of 32 channels, float16 scale and minimum"),
     Preset("int4-g64", "kv=int4:group64", "asymmetric 4 bit, groups of 64 channels, float16 scale and minimum"),
     Preset("int2-g32", "kv=int2:group32", "asymmetric 2 bit, groups of 32 channels, float16 scale and minimum"),
     Preset("q8_0", "kv=q8_0", "ggml block: 32 signed 8-bit codes, float16 scale (llama.cpp)"),
     Preset("q4_0", "kv=q4_0", "ggml block: 32 4-bit codes, float16 scale (llama.cpp)"),
     Preset(
-        "kivi-4", "k=int4:channel32,v=int4:group32,recent=128", "KIVI (Liu et al. 2024, arXiv:2402.02750): K per channel, V per token, residual 128"
+        "kivi-4",
+        "k=int4:channel32,v=int4:group32,recent=128",
+        "KIVI (Liu et al. 2024, arXiv:2402.02750): K per channel, V per token, residual 128",
     ),
     Preset(
-        "kivi-2", "k=int2:channel32,v=int2:group32,recent=128", "KIVI (Liu et al. 2024, arXiv:2402.02750): K per channel, V per token, residual 128"
+        "kivi-2",
+        "k=int2:channel32,v=int2:group32,recent=128",
+        "KIVI (Liu et al. 2024, arXiv:2402.02750): K per channel, V per token, residual 128",
     ),
 )
 _PRESET_TEXT = {preset.name: preset.text for preset in PRESETS}
@@ -84,7 +96,11 @@ def parse_format(text: str) -> KVFormat:
 
 def format_name(kv_format: KVFormat) -> str:
     """The shortest name of a format: a preset, a preset with options, or the full form."""
-    candidates = [preset.name + _options(kv_format, parse_format(preset.name)) for preset in PRESETS if _same_sides(kv_format, parse_format(preset.name))]
+    candidates = [
+        preset.name + _options(kv_format, parse_format(preset.name))
+        for preset in PRESETS
+        if _same_sides(kv_format, parse_format(preset.name))
+    ]
     if candidates:
         return min(candidates, key=len)
     keys, values = _side_name(kv_format.keys), _side_name(kv_format.values)
@@ -136,7 +152,7 @@ def _parse_side(text: str) -> QuantSpec:
         granularity=granularity,
         group_size=group_size,
         symmetric=symmetric,
-        code_dtype="float8_e4m3fn" if codec == "fp8-e4m3" else "uint8",
+        code_dtype=_code_dtype(codec, symmetric),
         scale_dtype=scale_dtype,
     )
 
@@ -144,10 +160,21 @@ def _parse_side(text: str) -> QuantSpec:
 def _fixed_spec(codec: str) -> QuantSpec:
     if codec in _FLOATS:
         return exact_spec(_FLOATS[codec])
-    bits = 8 if codec == "q8_0" else 4
     return QuantSpec(
-        method=codec, num_bits=bits, granularity=Granularity.GROUP, group_size=32, scale_dtype="float16"
+        method=codec,
+        num_bits=8 if codec == "q8_0" else 4,
+        granularity=Granularity.GROUP,
+        group_size=32,
+        code_dtype=_code_dtype(codec, symmetric=True),
+        scale_dtype="float16",
     )
+
+
+def _code_dtype(codec: str, symmetric: bool) -> str:
+    """Signed bytes where a code fills one, else packed unsigned codes."""
+    if codec == "fp8-e4m3":
+        return "float8_e4m3fn"
+    return "int8" if codec == "q8_0" or (codec == "int8" and symmetric) else "uint8"
 
 
 def _parse_granularity(text: str) -> tuple[Granularity, int | None]:
@@ -214,4 +241,8 @@ def _options(kv_format: KVFormat, base: KVFormat) -> str:
 def _unknown(what: str, found: str, choices: list[str]) -> str:
     close = difflib.get_close_matches(found, choices, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{what} {found!r} is unknown{hint} Known: {', '.join(choices)}" if hint else f"{what} {found!r} is unknown; known: {', '.join(choices)}"
+    return (
+        f"{what} {found!r} is unknown{hint} Known: {', '.join(choices)}"
+        if hint
+        else f"{what} {found!r} is unknown; known: {', '.join(choices)}"
+    )

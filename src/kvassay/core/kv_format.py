@@ -104,7 +104,12 @@ def side_plans(kv_format: KVFormat, layer: int, geometry: LayerGeometry) -> tupl
     sinks = 0 if geometry.sliding_window is not None else kv_format.sinks
     keys, values = (
         # A float side needs no window: its values are exact wherever they stand.
-        SidePlan(spec, 0 if spec.is_exact else sinks, 0 if spec.is_exact else kv_format.recent, geometry.sliding_window)
+        SidePlan(
+            spec,
+            0 if spec.is_exact else sinks,
+            0 if spec.is_exact else kv_format.recent,
+            geometry.sliding_window,
+        )
         for spec in (kv_format.keys, kv_format.values)
     )
     return keys, values

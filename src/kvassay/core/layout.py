@@ -82,7 +82,8 @@ def _scale_shape(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[int, tuple[i
             group = spec.group_size or dim
             if dim % group:
                 raise GeometryError(
-                    f"head_dim {dim} is not a multiple of group {group}; use group {_largest_group(dim, group)} or {dim}"
+                    f"head_dim {dim} is not a multiple of group {group}; "
+                    f"use group {_largest_group(dim, group)} or {dim}"
                 )
             return kv_heads, (dim // group,)
         case Granularity.NONE | Granularity.TENSOR:

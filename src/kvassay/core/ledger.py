@@ -123,7 +123,13 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
 
 
 def _side_nbytes(
-    plan: SidePlan, layer: LayerGeometry, dim: int, tokens: int, batch: int, kv_format: KVFormat, skipped: bool
+    plan: SidePlan,
+    layer: LayerGeometry,
+    dim: int,
+    tokens: int,
+    batch: int,
+    kv_format: KVFormat,
+    skipped: bool,
 ) -> dict[Owner, int]:
     """Bytes by owner of one side of one layer."""
     committed = plan.committed_tokens(tokens)

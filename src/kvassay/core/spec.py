@@ -16,7 +16,14 @@ from kvassay.errors import FormatError
 ScaleDtype = Literal["float32", "float16"]
 FloatDtype = Literal["float32", "float16", "bfloat16"]
 
-DTYPE_NBYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "uint8": 1, "int8": 1}
+DTYPE_NBYTES: dict[str, int] = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "uint8": 1,
+    "int8": 1,
+}
 """Bytes of one element, by the dtype's torch name."""
 
 
@@ -52,7 +59,7 @@ class QuantSpec(BaseModel):
     group_size: int | None = None
     symmetric: bool = True
     code_dtype: str = "uint8"
-    """`uint8` for packed integer codes, else the float type that is stored."""
+    """`uint8` for packed unsigned codes (several a byte below 8 bit), else the type of the stored element."""
     scale_dtype: ScaleDtype | None = None
 
     @model_validator(mode="after")

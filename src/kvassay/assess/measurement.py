@@ -1,0 +1,107 @@
+"""Measuring: every document and item under every arm, row by row into a sink."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kvassay.assess.arms import PlannedArm
+from kvassay.assess.document_rows import Calibrations, DocumentPasses, TokenRows, answers, run_document, token_rows
+from kvassay.assess.progress import Progress
+from kvassay.engines.transformers.decode_scorer import DecodeScorer
+from kvassay.engines.transformers.decode_view import EncodeCounts
+from kvassay.workloads.recall import RecallItem
+from kvassay.workloads.text import TokenDocument
+
+Columns = dict[str, Any]
+RowSink = Callable[[Columns], None]
+DocumentHook = Callable[[TokenDocument, DocumentPasses, list[TokenRows]], None]
+
+
+class Subject(NamedTuple):
+    """What is measured and how: fixed for a run."""
+
+    scorer: DecodeScorer
+    tokenizer: Any
+    arms: tuple[PlannedArm, ...]
+    calibrations: Calibrations
+    reference_kv: str
+
+
+class Tally:
+    """Encoded and saturated values by arm."""
+
+    def __init__(self) -> None:
+        self.encoded: Counter[str] = Counter()
+        self.clipped: Counter[str] = Counter()
+
+    def add(self, arm: str, counts: EncodeCounts) -> None:
+        self.encoded[arm] += counts.encoded_values
+        self.clipped[arm] += counts.clipped_values
+
+
+def measure_documents(
+    subject: Subject,
+    documents: Sequence[TokenDocument],
+    prompt_tokens: int,
+    sink: RowSink,
+    tally: Tally,
+    progress: Progress,
+    hook: DocumentHook | None = None,
+) -> float:
+    """Append token rows of all documents; returns the seconds that it took."""
+    began = time.monotonic()
+    for document in documents:
+        passes = run_document(
+            subject.scorer,
+            document.token_ids,
+            prompt_tokens,
+            subject.arms,
+            subject.calibrations,
+            subject.reference_kv,
+        )
+        rows = token_rows(subject.scorer, passes, document.id, document.slice)
+        for row in rows:
+            sink(row.columns)
+            tally.add(row.arm, row.counts)
+        if hook is not None:
+            hook(document, passes, rows)
+        progress.step()
+    return time.monotonic() - began
+
+
+def measure_items(
+    subject: Subject, items: Sequence[RecallItem], sink: RowSink, tally: Tally, progress: Progress
+) -> float:
+    """Append rows of all recall items; returns the seconds that it took."""
+    began = time.monotonic()
+    for item in items:
+        prompt_tokens = len(item.context_token_ids)
+        passes = run_document(
+            subject.scorer, item.token_ids, prompt_tokens, subject.arms, subject.calibrations, subject.reference_kv
+        )
+        expected = list(item.answer_token_ids)
+        reference, found = answers(subject.scorer, passes, len(expected))
+        for answer, run in zip(found, passes.arms, strict=True):
+            tally.add(answer.arm, run.candidate.counts)
+        count = len(found)
+        sink(
+            {
+                "arm": [answer.arm for answer in found],
+                "task": ["recall"] * count,
+                "slice": ["all"] * count,
+                "context": [item.id] * count,
+                "context_tokens": [prompt_tokens] * count,
+                "question": [item.question] * count,
+                "expected": [item.expected] * count,
+                "reference_answer": [subject.tokenizer.decode(reference)] * count,
+                "candidate_answer": [subject.tokenizer.decode(answer.token_ids) for answer in found],
+                "reference_correct": [reference == expected] * count,
+                "candidate_correct": [answer.token_ids == expected for answer in found],
+                "stored_reads": [answer.stored_reads for answer in found],
+            }
+        )
+        progress.step()
+    return time.monotonic() - began

@@ -1,0 +1,65 @@
+"""The tokens of a run: documents and task items for the pilot, and others for the verdict."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvassay.core.contract import Contract
+from kvassay.core.digest import sha256_json
+from kvassay.workloads.corpora import Corpus, load_corpus
+from kvassay.workloads.recall import RecallItem, recall_items
+from kvassay.workloads.text import TokenDocument, text_documents
+
+
+class Workload(NamedTuple):
+    corpus: Corpus | None
+    """None for a contract without fidelity clauses."""
+    pilot_documents: tuple[TokenDocument, ...]
+    documents: tuple[TokenDocument, ...]
+    pilot_items: tuple[RecallItem, ...]
+    items: tuple[RecallItem, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What identifies the workload: corpus, licence, and a digest of each document's tokens."""
+        corpus = None
+        if self.corpus is not None:
+            corpus = {
+                "name": self.corpus.name,
+                "source": self.corpus.source,
+                "version": self.corpus.version,
+                "licence": self.corpus.licence,
+                "sha256": self.corpus.sha256,
+                "documents": [
+                    {
+                        "id": document.id,
+                        "slice": document.slice,
+                        "tokens": len(document.token_ids),
+                        "sha256": sha256_json(list(document.token_ids)),
+                    }
+                    for document in self.documents
+                ],
+            }
+        return {"corpus": corpus, "items_sha256": sha256_json([list(item.token_ids) for item in self.items])}
+
+
+def prepare_workload(contract: Contract, tokenizer: Any) -> Workload:
+    """Draw documents and items; pilot and verdict share none. Raises WorkloadError where there are too few."""
+    corpus, documents = None, []
+    text, inference = contract.text, contract.inference
+    pilot = inference.pilot_documents
+    if contract.has_fidelity:
+        corpus = load_corpus(text.corpus)
+        documents = text_documents(
+            corpus, tokenizer, pilot + text.documents, text.prompt_tokens, text.scored_tokens, inference.seed
+        )
+    items: list[RecallItem] = []
+    if recall := contract.task.get("recall"):
+        total = inference.pilot_items + recall.items
+        items = recall_items(tokenizer, total, recall.context_lines, inference.seed)
+    return Workload(
+        corpus=corpus,
+        pilot_documents=tuple(documents[:pilot]),
+        documents=tuple(documents[pilot:]),
+        pilot_items=tuple(items[: inference.pilot_items]),
+        items=tuple(items[inference.pilot_items :]),
+    )

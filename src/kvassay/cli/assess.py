@@ -1,0 +1,133 @@
+"""`kvassay assess`: the main job, from model and contract to verdicts, pack and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from kvassay.cli.output import print_json, print_table, say
+from kvassay.cli.progress_display import ProgressDisplay
+from kvassay.cli.torch_extra import require_torch
+from kvassay.core.contract import Contract, load_contract
+from kvassay.core.records import ClauseVerdict, FormatVerdict, Outcome, Role
+
+_WORDS = {
+    Outcome.MET: "MET",
+    Outcome.BREACHED: "BREACHED",
+    Outcome.INCONCLUSIVE: "INCONCLUSIVE",
+    Outcome.NOT_MEASURED: "NOT MEASURED",
+    Outcome.INVALID_EVIDENCE: "INVALID EVIDENCE",
+}
+_ROLES = {Role.CANDIDATE: "candidate", Role.CANARY: "canary", Role.REFERENCE_AGAIN: "A/A"}
+
+
+def assess(
+    model: str,
+    /,
+    *,
+    contract: Path,
+    out: Path | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Judge KV formats for a model under a contract. Exit code 0 met, 1 breached, 3 inconclusive, 2 usage.
+
+    Parameters
+    ----------
+    model
+        Built-in name (smollm2-135m), transformers folder, .gguf file, or hub id.
+    contract
+        TOML file with candidates, bounds and controls.
+    out
+        Folder for the evidence pack; must not exist. Default: kvassay-MODEL-CONTRACT in the current folder.
+    dry_run
+        Run the pilot, print plan and cost, and stop.
+    json
+        Print one JSON document.
+    """
+    loaded = load_contract(contract)
+    require_torch("kvassay assess")
+    if dry_run:
+        return _dry_run(model, loaded, json)
+    from kvassay.assess.run import run_assessment
+
+    folder = out or Path(f"kvassay-{_slug(model)}-{_slug(loaded.name)}")
+    with ProgressDisplay(quiet=json) as progress:
+        result = run_assessment(
+            model, loaded, contract.read_text(encoding="utf-8"), folder, progress, on_plan=None if json else _say_plan
+        )
+    verdicts = result.verdicts
+    if json:
+        manifest = {"out": str(result.out), "root": result.manifest.root, "plan": result.plan}
+        print_json({**manifest, "verdicts": verdicts.model_dump(mode="json")})
+        return verdicts.exit_code
+    _print_verdicts(verdicts.formats, result.bits)
+    for control in verdicts.controls:
+        state = "not run" if control.passed is None else "passed" if control.passed else "FAILED"
+        print(f"control {control.name}: {state}: {control.reason}")
+    print(f"\n{_WORDS[verdicts.outcome]} (exit code {verdicts.exit_code}): {verdicts.reason}")
+    print(f"evidence {result.out}\nreport   {result.out / 'report.html'}\nroot     {result.manifest.root}")
+    print(f"verify with: kvassay verify {result.out} --root {result.manifest.root}")
+    return verdicts.exit_code
+
+
+def _dry_run(model: str, contract: Contract, json: bool) -> int:
+    from kvassay.assess.run import plan_assessment
+
+    with ProgressDisplay(quiet=json) as progress:
+        plan = plan_assessment(model, contract, progress)
+    if json:
+        print_json(plan)
+    else:
+        _print_plan(plan, print)
+    return 0
+
+
+def _say_plan(plan: dict[str, Any]) -> None:
+    _print_plan(plan, say)
+
+
+def _print_plan(plan: dict[str, Any], line: Any) -> None:
+    """The plan, before the run: sample sizes, power and cost."""
+    line(f"plan under contract {plan['contract_sha256'][:12]}, from a pilot that the verdict does not reuse:")
+    for clause in plan["clauses"]:
+        power = "unknown" if clause["power"] is None else f"{clause['power']:.2f}"
+        needed = "unknown" if clause["n_needed"] is None else str(clause["n_needed"])
+        line(
+            f"  {clause['arm']}, {clause['clause']}: n = {clause['n_planned']} {clause['n_unit']}, "
+            f"needed {needed}, chance of a verdict {power} ({clause['assumption']})"
+        )
+    cost = plan["cost"]
+    line(
+        f"  cost: {cost['reference_tokens']:,} reference and {cost['candidate_tokens']:,} candidate tokens, "
+        f"about {cost['seconds_expected']:.0f} s"
+    )
+
+
+def _print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float]) -> None:
+    rows = []
+    for verdict in formats:
+        for index, clause in enumerate(verdict.clauses):
+            lead = [verdict.arm, _ROLES[verdict.role], f"{bits[verdict.arm]:.3f}", _WORDS[verdict.outcome]]
+            rows.append([*(lead if index == 0 else [""] * 4), _clause_name(clause), *_clause_cells(clause)])
+    header = ["format", "role", "bits/value", "verdict", "clause", "estimate", "95% bounds", "limit", "n", "outcome"]
+    print_table(header, rows, right=(2, 5, 6, 7, 8))
+
+
+def _clause_name(clause: ClauseVerdict) -> str:
+    return clause.clause if clause.slice == "all" else f"{clause.clause} [{clause.slice}]"
+
+
+def _clause_cells(clause: ClauseVerdict) -> list[str]:
+    def figure(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    bounds = f"{figure(clause.lower)} to {figure(clause.upper)}"
+    return [figure(clause.estimate), bounds, figure(clause.limit), str(clause.n), _WORDS[clause.outcome]]
+
+
+def _slug(text: str) -> str:
+    """A file name part of a model's or contract's name."""
+    return "".join(char if char.isalnum() or char in ".-_" else "-" for char in text.rsplit("/", 1)[-1])[:40] or "x"

@@ -1,0 +1,58 @@
+"""`kvassay verify`: hash, recompute and judge a result folder again, without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from kvassay.cli.output import print_json
+from kvassay.errors import PackError
+
+
+def verify(
+    folder: Path,
+    /,
+    *,
+    root: str | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Check an evidence pack or an experiment folder; exit code 0 if all checks pass, 1 if one fails.
+
+    Parameters
+    ----------
+    folder
+        What `kvassay assess` or `kvassay experiment` wrote.
+    root
+        The root digest that the run printed at its end; without it, a pack that was rewritten as a whole is not caught.
+    json
+        Print one JSON document.
+    """
+    from kvassay.pack.folder import EXPERIMENT_SCHEMA, read_schema
+    from kvassay.pack.layout import PACK_SCHEMA
+
+    schema = read_schema(folder)
+    if schema == PACK_SCHEMA:
+        from kvassay.pack.verify import verify_pack
+
+        verification = verify_pack(folder, root)
+    elif schema == EXPERIMENT_SCHEMA:
+        from kvassay.experiments.audit import audit_attention_error
+
+        verification = audit_attention_error(folder, root)
+    else:
+        raise PackError(f"{str(folder)!r} has schema {schema!r}; expected {PACK_SCHEMA!r} or {EXPERIMENT_SCHEMA!r}")
+    if json:
+        print_json(verification.to_json())
+        return 0 if verification.passed else 1
+    for check in verification.checks:
+        print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.sentence}")
+    print(f"root {verification.root}")
+    if failed := verification.failed:
+        print(f"NOT VERIFIED: {len(failed)} of {len(verification.checks)} checks failed, first {failed[0].name}")
+        return 1
+    print(
+        f"verified: {len(verification.checks)} checks passed" + ("" if root else " (root not given, so not compared)")
+    )
+    return 0

@@ -1,0 +1,1 @@
+"""Engines: each attaches to a runtime and says what it can measure there."""

@@ -1,0 +1,1 @@
+"""The transformers engine: loading, decode-faithful scoring and cached decoding in this process."""

@@ -1,0 +1,174 @@
+"""Loads a model for measurement: float32, on the CPU, in eval mode, through transformers' own classes.
+
+A model is a built-in name, a transformers folder, a GGUF file or a hub id. Everything that can be refused from metadata
+is refused before weights are read, and what identifies the model is hashed, so that evidence names exactly what was run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kvassay.core.cache_folder import remembered_sha256
+from kvassay.core.digest import sha256_bytes, sha256_json
+from kvassay.core.geometry import CacheGeometry
+from kvassay.core.hub import fetch_hub_config, fetch_hub_model
+from kvassay.core.model_source import ModelSource, SourceKind, read_config, resolve_model
+from kvassay.engines.transformers.gguf_conversion import converted_gguf
+from kvassay.engines.transformers.loading_checks import (
+    attention_implementation,
+    check_cache,
+    check_weights,
+    checked_config,
+    first_line,
+)
+from kvassay.engines.transformers.loading_quiet import quiet_transformers
+from kvassay.errors import ModelError
+
+__all__ = ["LoadedModel", "ModelHashes", "ModelSource", "load_model", "resolve_model"]
+
+_VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+"""Config fields that change without the model changing."""
+
+
+class ModelHashes(NamedTuple):
+    """SHA-256 digests (64 hexadecimal digits) of what the model is made of."""
+
+    weights: str
+    """Of the weight file; with several files, of the canonical JSON of `weight_files`. For a GGUF file it is the
+    digest of that file, not of its conversion."""
+    weight_files: dict[str, str]
+    tokenizer: str
+    """Of the fast tokenizer's canonical JSON (vocabulary, merges, normalizer, special tokens)."""
+    config: str
+    """Of the canonical JSON of config.json without paths, library version and storage type."""
+
+
+class LoadedModel(NamedTuple):
+    model: Any
+    """A transformers causal language model: float32, CPU, eval mode, no gradients."""
+    tokenizer: Any
+    geometry: CacheGeometry
+    source: ModelSource
+    hashes: ModelHashes
+    revision: str | None
+    """The commit, for models of the hub."""
+
+
+def load_model(source: ModelSource | str, *, announce: Callable[[str], None] | None = None) -> LoadedModel:
+    """Load a model and its tokenizer; `announce` gets a line of text before a slow step.
+
+    Raises ModelError for a model that is missing, damaged or of an unsupported architecture, MissingExtraError if a
+    package is missing that this kind of source needs.
+    """
+    if isinstance(source, str):
+        source = resolve_model(source)
+    say = announce or _say_nothing
+    folder = _materialize(source, say)
+    config, geometry = checked_config(folder, source.name)
+    loaded_files = _weight_files(folder, source.name)
+    tokenizer = _load_tokenizer(folder, source.name)
+    model = _load_weights(folder, config, source.name)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocab_size > vocabulary:
+        raise ModelError(
+            f"{source.name}: the tokenizer has {tokenizer.vocab_size} tokens and the model {vocabulary} embeddings; "
+            "expected a tokenizer that belongs to the model"
+        )
+    check_cache(model, geometry, source.name)
+    hashed_files = [source.path] if source.kind is SourceKind.GGUF and source.path else loaded_files
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        geometry=geometry,
+        source=source,
+        hashes=_hashes(folder, hashed_files, tokenizer),
+        revision=folder.name if source.kind is SourceKind.HUB else None,
+    )
+
+
+def tokenizer_sha256(tokenizer: Any) -> str:
+    """Digest of what turns text into token ids. Truncation and padding, which are settings of a call, stay out."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return sha256_json({"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()})
+    state = json.loads(backend.to_str())
+    state.pop("truncation", None)
+    state.pop("padding", None)
+    return sha256_bytes(json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode())
+
+
+def _materialize(source: ModelSource, say: Callable[[str], None]) -> Path:
+    """The transformers folder behind a source, with unsupported models refused before their weights are fetched."""
+    if source.kind is SourceKind.HUB:
+        assert source.hub is not None
+        checked_config(fetch_hub_config(source.hub), source.name)
+        return fetch_hub_model(source.hub, say)
+    assert source.path is not None
+    return converted_gguf(source.path, say) if source.kind is SourceKind.GGUF else source.path
+
+
+def _weight_files(folder: Path, name: str) -> list[Path]:
+    files = sorted(folder.glob("model*.safetensors"))
+    if files:
+        return files
+    other = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in folder.glob(pattern))
+    found = f"only {other[0]}" if other else "no weights"
+    raise ModelError(
+        f"{name}: {str(folder)!r} has {found}; expected model.safetensors "
+        "(pickled weights can run code and are not read)"
+    )
+
+
+def _load_tokenizer(folder: Path, name: str) -> Any:
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(
+            f"{name}: its tokenizer cannot be loaded ({first_line(error)}); expected tokenizer.json beside config.json"
+        ) from error
+
+
+def _load_weights(folder: Path, config: Any, name: str) -> Any:
+    try:
+        with quiet_transformers():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=attention_implementation(config),
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:
+        raise ModelError(
+            f"{name}: its weights cannot be loaded ({first_line(error)}); expected complete safetensors files that "
+            "match config.json, and enough memory for float32 weights"
+        ) from error
+    model, loading = loaded
+    check_weights(model, loading, name)
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def _hashes(folder: Path, files: list[Path], tokenizer: Any) -> ModelHashes:
+    weight_files = {file.name: remembered_sha256(file) for file in files}
+    digests = list(weight_files.values())
+    config = {key: value for key, value in read_config(folder).items() if key not in _VOLATILE}
+    return ModelHashes(
+        weights=digests[0] if len(digests) == 1 else sha256_json(weight_files),
+        weight_files=weight_files,
+        tokenizer=tokenizer_sha256(tokenizer),
+        config=sha256_json(config),
+    )
+
+
+def _say_nothing(_line: str) -> None:
+    return

@@ -1,0 +1,210 @@
+"""Row tables as numpy columns by arm, in an order that does not depend on how the rows came."""
+
+# pyarrow ships no types, so what it returns is unknown to the checker in this file.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from kvassay.core.records import ITEM_COLUMNS, TOKEN_COLUMNS
+from kvassay.errors import PackError
+
+ArrowTable: TypeAlias = Any
+"""A `pyarrow.Table`."""
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+ALL = "all"
+"""Name of the slice that holds every row."""
+
+
+class TokenRows(NamedTuple):
+    """Token rows of one arm by document and position, each `[rows]`. Figures are NaN where they were not measured."""
+
+    document: Integers
+    """Code of the document: its place in `TokenTable.documents`."""
+    position: Integers
+    token_id: Integers
+    slice: Integers
+    kl_nats: Floats
+    nll_reference_nats: Floats
+    nll_candidate_nats: Floats
+    top1_agrees: Floats
+    stored_reads: Floats
+
+    @property
+    def count(self) -> int:
+        return len(self.document)
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> TokenRows:
+        """The rows under a mask, or in the order of the indices."""
+        return TokenRows(
+            document=self.document[rows],
+            position=self.position[rows],
+            token_id=self.token_id[rows],
+            slice=self.slice[rows],
+            kl_nats=self.kl_nats[rows],
+            nll_reference_nats=self.nll_reference_nats[rows],
+            nll_candidate_nats=self.nll_candidate_nats[rows],
+            top1_agrees=self.top1_agrees[rows],
+            stored_reads=self.stored_reads[rows],
+        )
+
+
+class TokenTable(NamedTuple):
+    documents: tuple[str, ...]
+    slices: tuple[str, ...]
+    arms: dict[str, TokenRows]
+    """Arms that have rows."""
+
+
+class ItemRows(NamedTuple):
+    """Items of one task and arm, by context, each `[rows]`. Figures are NaN where they were not measured."""
+
+    context: Integers
+    slice: Integers
+    asked: Integers
+    """Code of question, expected and reference answer together: what must be equal under every arm."""
+    context_tokens: Floats
+    reference_correct: Floats
+    candidate_correct: Floats
+    stored_reads: Floats
+
+    @property
+    def count(self) -> int:
+        return len(self.context)
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> ItemRows:
+        """The rows under a mask, or in the order of the indices."""
+        return ItemRows(
+            context=self.context[rows],
+            slice=self.slice[rows],
+            asked=self.asked[rows],
+            context_tokens=self.context_tokens[rows],
+            reference_correct=self.reference_correct[rows],
+            candidate_correct=self.candidate_correct[rows],
+            stored_reads=self.stored_reads[rows],
+        )
+
+
+class ItemTable(NamedTuple):
+    contexts: tuple[str, ...]
+    slices: tuple[str, ...]
+    arms: dict[tuple[str, str], ItemRows]
+    """By task and arm; those that have rows."""
+
+
+def read_tokens(table: ArrowTable, arms: Sequence[str]) -> TokenTable:
+    """Rows of every arm; raises PackError for a missing column, a wrong type, or rows of an unknown arm."""
+    _check_columns(table, TOKEN_COLUMNS, "token")
+    arm_names, arm = _names(table, "arm", "token")
+    _check_arms(arm_names, arms, "token")
+    documents, document = _names(table, "document", "token")
+    slices, slice_code = _names(table, "slice", "token")
+    rows = TokenRows(
+        document=document,
+        position=_whole_numbers(table, "position", "token"),
+        token_id=_whole_numbers(table, "token_id", "token"),
+        slice=slice_code,
+        kl_nats=_figures(table, "kl_nats", "token"),
+        nll_reference_nats=_figures(table, "nll_reference_nats", "token"),
+        nll_candidate_nats=_figures(table, "nll_candidate_nats", "token"),
+        top1_agrees=_figures(table, "top1_agrees", "token"),
+        stored_reads=_figures(table, "stored_reads", "token"),
+    )
+    if rows.position.min(initial=0) < 0:
+        raise PackError(f"token rows: position is {rows.position.min()}, expected 0 or more")
+    order = np.lexsort((rows.kl_nats, rows.token_id, rows.position, document, arm))
+    ordered, arm = rows.take(order), arm[order]
+    return TokenTable(
+        documents, slices, {name: ordered.take(arm == code) for code, name in enumerate(arm_names) if code in arm}
+    )
+
+
+def read_items(table: ArrowTable, arms: Sequence[str]) -> ItemTable:
+    """Items of every task and arm; raises PackError like `read_tokens`."""
+    _check_columns(table, ITEM_COLUMNS, "item")
+    arm_names, arm = _names(table, "arm", "item")
+    _check_arms(arm_names, arms, "item")
+    tasks, task = _names(table, "task", "item")
+    contexts, context = _names(table, "context", "item")
+    slices, slice_code = _names(table, "slice", "item")
+    rows = ItemRows(
+        context=context,
+        slice=slice_code,
+        asked=_joint_codes(table, ("question", "expected", "reference_answer"), "item"),
+        context_tokens=_figures(table, "context_tokens", "item"),
+        reference_correct=_figures(table, "reference_correct", "item"),
+        candidate_correct=_figures(table, "candidate_correct", "item"),
+        stored_reads=_figures(table, "stored_reads", "item"),
+    )
+    order = np.lexsort((rows.candidate_correct, rows.asked, context, arm, task))
+    ordered = rows.take(order)
+    task, arm = task[order], arm[order]
+    by_arm = {
+        (task_name, arm_name): ordered.take(keep)
+        for task_code, task_name in enumerate(tasks)
+        for arm_code, arm_name in enumerate(arm_names)
+        if (keep := (task == task_code) & (arm == arm_code)).any()
+    }
+    return ItemTable(contexts, slices, by_arm)
+
+
+def _check_columns(table: ArrowTable, expected: Mapping[str, str], kind: str) -> None:
+    if missing := [name for name in expected if name not in table.column_names]:
+        raise PackError(f"{kind} rows lack the columns {missing}; expected {list(expected)}")
+
+
+def _check_arms(found: Sequence[str], declared: Sequence[str], kind: str) -> None:
+    if unknown := [name for name in found if name not in declared]:
+        raise PackError(f"{kind} rows name the arms {unknown}, which were not declared; declared: {list(declared)}")
+
+
+def _names(table: ArrowTable, column: str, kind: str) -> tuple[tuple[str, ...], Integers]:
+    """Distinct names in sorted order, and each row's place among them."""
+    values = _cast(table, column, pa.string(), kind)
+    if values.null_count:
+        raise PackError(f"{kind} rows: {column} is null in {values.null_count} rows; every row must name it")
+    names: list[str] = sorted(pc.unique(values).to_pylist())
+    codes = pc.index_in(values, value_set=pa.array(names, pa.string()))
+    return tuple(names), np.asarray(codes.to_numpy(), dtype=np.int64)
+
+
+def _joint_codes(table: ArrowTable, columns: Sequence[str], kind: str) -> Integers:
+    """One code for each distinct tuple of the columns; null counts as a value of its own."""
+    codes = np.zeros(table.num_rows, dtype=np.int64)
+    for column in columns:
+        values = pc.fill_null(_cast(table, column, pa.string(), kind), "\0")
+        _, part = _names(pa.table({column: values}), column, kind)
+        _, codes = np.unique(codes * (int(part.max(initial=0)) + 1) + part, return_inverse=True)
+    return codes.astype(np.int64)
+
+
+def _whole_numbers(table: ArrowTable, column: str, kind: str) -> Integers:
+    values = _cast(table, column, pa.int64(), kind)
+    if values.null_count:
+        raise PackError(f"{kind} rows: {column} is null in {values.null_count} rows; every row must have it")
+    return np.asarray(values.to_numpy(), dtype=np.int64)
+
+
+def _figures(table: ArrowTable, column: str, kind: str) -> Floats:
+    """As float64; null, which means not measured, becomes NaN."""
+    values = pc.fill_null(_cast(table, column, pa.float64(), kind), float("nan"))
+    return np.asarray(values.to_numpy(), dtype=np.float64)
+
+
+def _cast(table: ArrowTable, column: str, to: Any, kind: str) -> Any:
+    try:
+        return table.column(column).cast(to)
+    except pa.ArrowException as error:
+        raise PackError(
+            f"{kind} rows: {column} is of type {table.schema.field(column).type}, expected {to}: {error}"
+        ) from error

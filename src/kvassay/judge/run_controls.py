@@ -1,0 +1,156 @@
+"""Controls of the run as a whole, and what they do to the candidates' clauses.
+
+Reference floor: applied within the task clause itself, here only reported. Below it the task cannot show a loss, and
+its clauses are INCONCLUSIVE whatever the figures.
+
+A/A: the reference format run again through the same path must not be BREACHED. A clause that it breaches measures the
+harness and not the format, so every other arm's verdict on that clause is INVALID_EVIDENCE. If it was not run, nothing
+of its level can be MET. Its KL is the noise floor and is reported; it is never subtracted from a candidate's figure
+and never widens a limit.
+
+Canary: a known-bad format must be BREACHED, per level (`fidelity`, each task), on at least one decisive clause, after
+the same Holm correction as every other format. A level whose canary is not breached cannot be shown to see damage, and
+its clauses cannot be MET. A breach stands all the same: it is evidence of its own. One clause is enough, since clauses
+of a level share rows: a canary that ruins the mean KL may well leave its tail within bounds. An inconclusive canary,
+as with too few items, counts as not breached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvassay.core.contract import Contract
+from kvassay.core.format_names import parse_format
+from kvassay.core.records import ControlResult, Outcome, Role
+from kvassay.judge.arm_clauses import Evidence, JudgedArm
+from kvassay.judge.judged import JudgedClause
+from kvassay.judge.rows import ALL
+from kvassay.judge.task import reference_accuracy
+from kvassay.judge.wording import counted, figure, outcome_words
+
+
+class RunControls:
+    """What the control arms say, and how it bears on a clause of another arm."""
+
+    def __init__(self, contract: Contract, judged: Sequence[JudgedArm], evidence: Evidence) -> None:
+        self._contract = contract
+        self._again = [one for one in judged if one.arm.role is Role.REFERENCE_AGAIN]
+        self._canaries = [one for one in judged if one.arm.role is Role.CANARY and _is_canary(contract, one)]
+        self._levels = sorted(
+            {clause.level for one in judged for clause in one.clauses if clause.decisive and clause.sampled}
+        )
+        self._noise = {
+            clause.key: one.arm.name
+            for one in self._again
+            for clause in one.clauses
+            if clause.outcome is Outcome.BREACHED and clause.sampled
+        }
+        self._again_missing = {level: reason for level in self._levels if (reason := self._missing_again(level))}
+        canaries = [self._without_noise(one) for one in self._canaries]
+        self._blind = {level: reason for level in self._levels if (reason := self._blindness(level, canaries))}
+        self.results = (self._canary_result(), self._aa_result(), *self._floors(evidence))
+
+    def applied(self, one: JudgedArm) -> JudgedArm:
+        """The arm with the controls applied to its clauses; the A/A arm itself stays as judged."""
+        if one.arm.role is Role.REFERENCE_AGAIN:
+            return one
+        quiet = self._without_noise(one)
+        if one.arm.role is Role.CANARY:
+            return quiet
+        return quiet._replace(clauses=tuple(self._gated(clause) for clause in quiet.clauses))
+
+    def _without_noise(self, one: JudgedArm) -> JudgedArm:
+        return one._replace(clauses=tuple(self._unless_noise(clause) for clause in one.clauses))
+
+    def _unless_noise(self, clause: JudgedClause) -> JudgedClause:
+        again = self._noise.get(clause.key)
+        if again is None or clause.outcome not in (Outcome.MET, Outcome.BREACHED, Outcome.INCONCLUSIVE):
+            return clause
+        reason = f"the reference run again ({again!r}) breaches this clause itself; alone: {clause.verdict.reason}"
+        return clause.becomes(Outcome.INVALID_EVIDENCE, reason)
+
+    def _gated(self, clause: JudgedClause) -> JudgedClause:
+        why = self._again_missing.get(clause.level) or self._blind.get(clause.level)
+        if clause.outcome is not Outcome.MET or why is None:
+            return clause
+        return clause.becomes(Outcome.INCONCLUSIVE, f"{clause.verdict.reason}; but {why}")
+
+    def _missing_again(self, level: str) -> str | None:
+        needed = self._contract.controls.aa_runs
+        usable = sum(_has_evidence(one, level) for one in self._again)
+        if usable >= needed:
+            return None
+        return f"the A/A control lacks evidence for {level}: {usable} of {counted(needed, 'runs')}"
+
+    def _blindness(self, level: str, canaries: Sequence[JudgedArm]) -> str | None:
+        if not self._contract.controls.require_canary_fail:
+            return None
+        if not canaries:
+            return f"no canary was run, so nothing shows that {level} would see damage"
+        clauses = [c for one in canaries for c in one.clauses if c.level == level and c.decisive]
+        if any(clause.outcome is Outcome.BREACHED for clause in clauses):
+            return None
+        found = ", ".join(f"{c.verdict.clause} {outcome_words(c.outcome)}" for c in clauses)
+        return f"the canary {canaries[0].arm.name!r} is not breached in {level} ({found}): it would not see damage"
+
+    def _canary_result(self) -> ControlResult:
+        if not self._levels:
+            return _control("canary", None, "does not apply: no clause of the contract rests on samples")
+        if not self._contract.controls.require_canary_fail:
+            return _control("canary", None, "not required by the contract")
+        if self._blind:
+            ran = any(_has_evidence(one, level) for one in self._canaries for level in self._levels)
+            return _control("canary", False if ran else None, "; ".join(self._blind.values()))
+        names = ", ".join(repr(one.arm.name) for one in self._canaries)
+        return _control("canary", True, f"{names} is breached in {' and '.join(self._levels)}")
+
+    def _aa_result(self) -> ControlResult:
+        if not self._levels:
+            return _control("aa", None, "does not apply: no clause of the contract rests on samples")
+        if self._noise:
+            clauses = ", ".join(f"{clause} ({name})" for clause, name in sorted(self._noise))
+            return _control("aa", False, f"the reference run again is breached in {clauses}")
+        if self._again_missing:
+            return _control("aa", None, "; ".join(self._again_missing.values()))
+        if not self._again:
+            return _control("aa", None, "the contract asks for no A/A run")
+        floors = [
+            f"{one.arm.name!r} has mean KL {figure(clause.verdict.estimate)} nats/token, the noise floor"
+            for one in self._again
+            for clause in one.clauses
+            if clause.key == ("fidelity.kl_mean", ALL) and clause.verdict.estimate is not None
+        ]
+        return _control("aa", True, "; ".join(["the reference run again is not breached", *floors]))
+
+    def _floors(self, evidence: Evidence) -> list[ControlResult]:
+        results: list[ControlResult] = []
+        for task, bound in sorted(self._contract.task.items()):
+            name = f"reference_floor.{task}"
+            rows = [found for (of, _), found in sorted(evidence.items.arms.items()) if of == task]
+            if not rows:
+                results.append(_control(name, None, "not run: the task has no items"))
+                continue
+            most = max(rows, key=lambda found: found.count)
+            accuracy = reference_accuracy(most)
+            passed = accuracy >= bound.ref_floor
+            words = "reaches" if passed else "misses"
+            reason = f"the reference is right in {figure(accuracy)} of {most.count} items and {words} its floor "
+            results.append(_control(name, passed, reason + figure(bound.ref_floor)))
+        return results
+
+
+def _control(name: str, passed: bool | None, reason: str) -> ControlResult:
+    return ControlResult(name=name, passed=passed, reason=reason)
+
+
+def _is_canary(contract: Contract, one: JudgedArm) -> bool:
+    """Only the contract's own canary counts, lest a worse one be chosen after the fact."""
+    canary = contract.controls.canary
+    return canary is not None and one.arm.format_digest == parse_format(canary).digest
+
+
+def _has_evidence(one: JudgedArm, level: str) -> bool:
+    return any(
+        clause.level == level and clause.outcome not in (Outcome.NOT_MEASURED, Outcome.INVALID_EVIDENCE)
+        for clause in one.clauses
+    )

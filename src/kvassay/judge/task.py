@@ -1,0 +1,128 @@
+"""Task clauses: paired non-inferiority of accuracy. The unit is the context, with one item each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvassay.core.contract import Contract, TaskBound
+from kvassay.core.records import ClauseVerdict, Outcome
+from kvassay.judge.judged import JudgedClause
+from kvassay.judge.rows import ALL, ItemRows, ItemTable
+from kvassay.judge.wording import figure, finite, first_fault, level_percent
+from kvassay.stats.binary import PairedBinary, paired_noninferiority
+
+
+def task_clauses(
+    contract: Contract, task: str, bound: TaskBound, table: ItemTable, rows: ItemRows | None, faults: tuple[str, ...]
+) -> Iterator[JudgedClause]:
+    """Over all items, then for each slice: those that the contract names decide, others are descriptive."""
+    yield _judge(contract, task, bound, ALL, rows, faults)
+    found = [name for name in table.slices if name != ALL] if len(table.slices) > 1 else []
+    for name in (*bound.slices, *(name for name in found if name not in bound.slices)):
+        if name == ALL:
+            continue
+        part = rows.take(rows.slice == table.slices.index(name)) if rows is not None and name in table.slices else None
+        if part is not None and not part.count:
+            part = None
+        if part is not None or name in bound.slices:
+            yield _judge(contract, task, bound, name, part, faults)
+
+
+def reference_accuracy(rows: ItemRows) -> float:
+    return float(np.count_nonzero(rows.reference_correct == 1)) / rows.count
+
+
+def _judge(
+    contract: Contract, task: str, bound: TaskBound, slice_name: str, rows: ItemRows | None, faults: tuple[str, ...]
+) -> JudgedClause:
+    if rows is None:
+        reason = "no items of this arm" if slice_name == ALL else f"no items of this arm in slice {slice_name!r}"
+        return _clause(task, bound, slice_name, Outcome.NOT_MEASURED, reason, None, 0)
+    unknown = int(np.count_nonzero(np.isnan(rows.reference_correct) | np.isnan(rows.candidate_correct)))
+    missing = [f"correctness is missing in {unknown} of {rows.count} items"] if unknown else []
+    if fault := first_fault([*faults, *missing]):
+        return _clause(task, bound, slice_name, Outcome.INVALID_EVIDENCE, fault, None, rows.count)
+    losses = int(np.count_nonzero((rows.reference_correct == 1) & (rows.candidate_correct == 0)))
+    gains = int(np.count_nonzero((rows.reference_correct == 0) & (rows.candidate_correct == 1)))
+    result = paired_noninferiority(rows.count, losses, gains, bound.margin, contract.inference.alpha)
+    outcome, reason = _decide(contract, task, bound, slice_name, result, reference_accuracy(rows))
+    clause = _clause(task, bound, slice_name, outcome, reason, result, rows.count)
+    return clause.with_details(
+        losses=losses,
+        gains=gains,
+        reference_accuracy=reference_accuracy(rows),
+        candidate_accuracy=float(np.count_nonzero(rows.candidate_correct == 1)) / rows.count,
+        z=finite(result.z),
+        tango_lower=result.tango_lower,
+        tango_upper=result.tango_upper,
+        p_met=result.p_met,
+        p_breached=result.p_breached,
+        exact_p_met=result.exact_p_met,
+        exact_p_breached=result.exact_p_breached,
+    )
+
+
+def _decide(
+    contract: Contract, task: str, bound: TaskBound, slice_name: str, result: PairedBinary, accuracy: float
+) -> tuple[Outcome, str]:
+    size = f"({result.losses} lost and {result.gains} gained of {result.n} contexts)"
+    found = f"{task} accuracy changed by {100 * result.delta:+.2f} points"
+    if accuracy < bound.ref_floor:
+        return (
+            Outcome.INCONCLUSIVE,
+            f"the reference reaches {figure(accuracy)} of the items, below its floor {figure(bound.ref_floor)}: "
+            f"the task cannot show a loss {size}",
+        )
+    if slice_name == ALL and result.n != bound.items:
+        return (
+            Outcome.INCONCLUSIVE,
+            f"{found}, but the fixed design plans {bound.items} contexts and {result.n} were scored: "
+            "another number than planned may have been chosen by its result",
+        )
+    level, margin = level_percent(contract.inference.alpha), f"{-100 * result.margin:.4g}"
+    lower, upper = f"{100 * result.lower:+.2f}", f"{100 * result.upper:+.2f}"
+    if result.lower > -result.margin:
+        return Outcome.MET, f"{found}, {level} lower bound {lower} > {margin} points {size}"
+    if result.upper < -result.margin:
+        return Outcome.BREACHED, f"{found}, {level} upper bound {upper} < {margin} points {size}"
+    exact = ""
+    if result.exact_decides_met or result.exact_decides_breached:
+        p_value = result.exact_p_met if result.exact_decides_met else result.exact_p_breached
+        exact = f"; Tango's bound alone would decide, the exact test does not allow it (p = {figure(p_value)})"
+    return Outcome.INCONCLUSIVE, f"{found}, {level} bounds {lower} and {upper} enclose {margin} points{exact} {size}"
+
+
+def _clause(
+    task: str,
+    bound: TaskBound,
+    slice_name: str,
+    outcome: Outcome,
+    reason: str,
+    result: PairedBinary | None,
+    contexts: int,
+) -> JudgedClause:
+    descriptive = slice_name != ALL and slice_name not in bound.slices
+    return JudgedClause(
+        verdict=ClauseVerdict(
+            clause=f"task.{task}",
+            slice=slice_name,
+            outcome=outcome,
+            reason=reason,
+            unit="share of items",
+            estimate=result.delta if result else None,
+            lower=result.lower if result else None,
+            upper=result.upper if result else None,
+            limit=-bound.margin,
+            n=contexts,
+            n_unit="contexts",
+            method="tango-score, exact floor" if result else "none",
+            details={"descriptive": descriptive},
+        ),
+        level=f"task.{task}",
+        decisive=not descriptive,
+        p_met=result.p_met if result else None,
+        p_breached=result.p_breached if result else None,
+        sampled=True,
+    )

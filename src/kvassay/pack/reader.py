@@ -1,0 +1,168 @@
+"""Reading a pack: every file parsed strictly into the types of the core, or a PackError that names the file.
+
+Reading checks shape and types. It does not check that figures agree with each other; `verify_pack` does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from kvassay.core.contract import Contract
+from kvassay.core.ledger import ByteLedger
+from kvassay.core.records import Arm, Verdicts
+from kvassay.errors import KvassayError, PackError
+from kvassay.pack import layout
+from kvassay.pack.files import read_manifest
+from kvassay.pack.layout import PACK_SCHEMA, PackManifest
+from kvassay.pack.manifest import first_fault
+from kvassay.pack.plain_files import list_files, read_plain
+from kvassay.pack.strict_json import MAX_JSON_NBYTES, parse_json, render_json
+from kvassay.pack.tables import TABLE_COLUMNS, ReadTable, Tables, read_table
+
+Record = TypeVar("Record", bound=BaseModel)
+
+_ARMS = TypeAdapter(tuple[Arm, ...])
+_MAX_CONTRACT_NBYTES = 1 << 20
+
+
+class ArmLedgers(NamedTuple):
+    """Byte ledgers of one arm: predicted from geometry and format, and that of a real cache where one ran."""
+
+    computed: ByteLedger
+    allocated: ByteLedger | None
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "computed": self.computed.to_json(),
+            "allocated": self.allocated.to_json() if self.allocated else None,
+        }
+
+
+class PackContent(NamedTuple):
+    """A pack's content. `manifest` is None while the pack is still being written (for the report)."""
+
+    path: Path
+    manifest: PackManifest | None
+    contract: Contract
+    contract_toml: str
+    arms: tuple[Arm, ...]
+    plan: dict[str, Any]
+    verdicts: Verdicts
+    ledgers: dict[str, ArmLedgers]
+    environment: dict[str, Any]
+    subject: dict[str, Any]
+    tables: Tables
+    table_contracts: dict[str, str]
+    """The contract hash that each row file's metadata holds, by table."""
+
+
+def read_pack(path: Path) -> PackContent:
+    """Read the pack at `path`; raises PackError naming the file and the fault."""
+    return _read(path, cast("PackManifest", read_manifest(path, PACK_SCHEMA, PackManifest)))
+
+
+def read_partial(path: Path) -> PackContent:
+    """Read a pack that is still being written, before its manifest exists; `manifest` is None then.
+
+    All other required files must be there. `PackWriter.content` calls this; a finished pack is refused.
+    """
+    if list_files(path).has_manifest:
+        raise PackError(f"{str(path)!r} is a finished pack; use read_pack")
+    return _read(path, None)
+
+
+def _read(path: Path, manifest: PackManifest | None) -> PackContent:
+    tables = {table: read_table(path, table) for table in TABLE_COLUMNS}
+    return PackContent(
+        path=path,
+        manifest=manifest,
+        contract=read_record(path, layout.CONTRACT_JSON, Contract),
+        contract_toml=read_contract_toml(path),
+        arms=read_arms(path),
+        plan=read_object(path, layout.PLAN),
+        verdicts=read_record(path, layout.VERDICTS, Verdicts),
+        ledgers=read_ledgers(path),
+        environment=read_object(path, layout.ENVIRONMENT),
+        subject=read_object(path, layout.SUBJECT),
+        tables=plain_tables(tables),
+        table_contracts={table: read.contract_sha256 for table, read in tables.items()},
+    )
+
+
+def plain_tables(tables: dict[str, ReadTable]) -> Tables:
+    return Tables(**{table: read.rows for table, read in tables.items()})
+
+
+def read_object(path: Path, name: str) -> dict[str, Any]:
+    """A file that holds one JSON object of free content."""
+    value = parse_json(read_plain(path, name, MAX_JSON_NBYTES), name)
+    if not isinstance(value, dict):
+        raise PackError(f"{name}: expected a JSON object, found {type(value).__name__}")
+    return cast("dict[str, Any]", value)
+
+
+def read_record(path: Path, name: str, record: type[Record]) -> Record:
+    """A file that holds one record, complete: a field that is left to a default is refused."""
+    value = read_object(path, name)
+    try:
+        found = record.model_validate_json(render_json(value), strict=True)
+    except (ValidationError, KvassayError) as error:
+        raise PackError(f"{name}: {_fault(error)}") from error
+    if found.model_dump(mode="json", by_alias=True) != value:
+        raise PackError(f"{name}: incomplete or not in the form that kvassay writes; all fields must be given")
+    return found
+
+
+def read_contract_toml(path: Path) -> str:
+    try:
+        return read_plain(path, layout.CONTRACT_TOML, _MAX_CONTRACT_NBYTES).decode()
+    except UnicodeDecodeError as error:
+        raise PackError(f"{layout.CONTRACT_TOML}: not UTF-8 text") from error
+
+
+def read_arms(path: Path) -> tuple[Arm, ...]:
+    value = parse_json(read_plain(path, layout.ARMS, MAX_JSON_NBYTES), layout.ARMS)
+    try:
+        arms = _ARMS.validate_json(render_json(value), strict=True)
+    except ValidationError as error:
+        raise PackError(f"{layout.ARMS}: {first_fault(error)}") from error
+    names = [arm.name for arm in arms]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise PackError(f"{layout.ARMS}: arm {twice[0]!r} stands twice")
+    return arms
+
+
+def read_ledgers(path: Path) -> dict[str, ArmLedgers]:
+    ledgers: dict[str, ArmLedgers] = {}
+    for arm, pair in read_object(path, layout.LEDGERS).items():
+        if not isinstance(pair, dict) or set(cast("dict[str, Any]", pair)) != {"computed", "allocated"}:
+            raise PackError(f"{layout.LEDGERS}: {arm}: expected an object with 'computed' and 'allocated'")
+        computed = _ledger(f"{arm}.computed", pair["computed"])
+        allocated = None if pair["allocated"] is None else _ledger(f"{arm}.allocated", pair["allocated"])
+        ledgers[arm] = ArmLedgers(computed, allocated)
+    return ledgers
+
+
+def _ledger(where: str, value: Any) -> ByteLedger:
+    """A ledger from the JSON of `ByteLedger.to_json`, whose derived figures must agree with its fields."""
+    if not isinstance(value, dict):
+        raise PackError(f"{layout.LEDGERS}: {where}: expected an object, found {type(value).__name__}")
+    given = cast("dict[str, Any]", value)
+    fields = {name: field for name, field in given.items() if name in ByteLedger.model_fields}
+    try:
+        ledger = ByteLedger.model_validate_json(render_json(fields), strict=True)
+        written = ledger.to_json()
+    except ValidationError as error:
+        raise PackError(f"{layout.LEDGERS}: {where}: {first_fault(error)}") from error
+    except ArithmeticError as error:
+        raise PackError(f"{layout.LEDGERS}: {where}: no tokens or no bytes to divide by") from error
+    if written != given:
+        raise PackError(f"{layout.LEDGERS}: {where}: derived figures do not follow from its fields")
+    return ledger
+
+
+def _fault(error: ValidationError | KvassayError) -> str:
+    return first_fault(error) if isinstance(error, ValidationError) else str(error)

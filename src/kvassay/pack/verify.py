@@ -1,0 +1,56 @@
+"""Verifying a pack: hash everything, recompute what follows from something else, and judge again from the raw
+rows.
+
+What this shows, and what an unsigned pack cannot show, is in docs/spec/evidence-pack.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from kvassay.errors import PackError
+from kvassay.pack.agreement import (
+    arm_checks,
+    contract_checks,
+    known_file_checks,
+    ledger_checks,
+    pairing_checks,
+    row_count_checks,
+)
+from kvassay.pack.checks import Check, Verification, printable_checks
+from kvassay.pack.files import read_manifest, verify_files
+from kvassay.pack.layout import PACK_SCHEMA, VERDICTS, PackManifest
+from kvassay.pack.plain_files import read_plain
+from kvassay.pack.reader import read_pack
+from kvassay.pack.rejudge import rejudge_check
+from kvassay.pack.strict_json import MAX_JSON_NBYTES
+
+
+def verify_pack(path: Path, expect_root: str | None = None) -> Verification:
+    """All checks of the pack at `path`; needs no torch and writes nothing.
+
+    `expect_root` is the root digest that the run printed at its end. Raises PackError only where no manifest
+    can be read; every other fault is a failed check.
+    """
+    manifest = cast("PackManifest", read_manifest(path, PACK_SCHEMA, PackManifest))
+    checks = (*verify_files(path, manifest, expect_root), *_content_checks(path, manifest))
+    return Verification(PACK_SCHEMA, manifest.computed_root(), printable_checks(checks))
+
+
+def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
+    yield from known_file_checks(manifest)
+    try:
+        pack = read_pack(path)
+        verdicts = read_plain(path, VERDICTS, MAX_JSON_NBYTES)
+    except PackError as error:
+        yield Check("readable", False, str(error))
+        return
+    yield Check("readable", True, "every file has the form that its name promises")
+    yield from contract_checks(pack, manifest)
+    yield from row_count_checks(pack, manifest)
+    yield from pairing_checks(pack)
+    yield from arm_checks(pack)
+    yield from ledger_checks(pack)
+    yield rejudge_check(pack, verdicts)

@@ -1,0 +1,168 @@
+"""Every clause of every format with the figures that decided it, and the controls; the worst leads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+
+from kvassay.core.records import ClauseVerdict, ControlResult, FormatVerdict, Role
+from kvassay.pack import layout
+from kvassay.pack.reader import PackContent
+from kvassay.pack.tables import table_file
+from kvassay.report.figures import NOT_RECORDED, Figure, Shown, number
+from kvassay.report.outcomes import ROLE_WORDS, Mark, control_mark, mark, severity
+
+NOT_MEASURED = "not measured"
+NO_BOUND = "no bound"
+
+_SOURCES = {"fidelity": table_file("tokens"), "task": table_file("items"), "bytes": layout.LEDGERS}
+
+
+class ClauseRow(NamedTuple):
+    clause: str
+    slice: str
+    mark: Mark
+    decides: bool
+    """False for a descriptive slice and for a waived clause."""
+    weight: str
+    n: Shown
+    n_unit: str
+    estimate: Shown
+    lower: Shown
+    upper: Shown
+    limit: Shown
+    unit: str
+    method: str
+    reason: str
+    details: tuple[tuple[str, Shown], ...]
+    source: str
+    """The file of the pack whose rows were judged."""
+
+
+class ControlRow(NamedTuple):
+    name: str
+    mark: Mark
+    reason: str
+
+
+class FormatClauses(NamedTuple):
+    arm: str
+    role: str
+    mark: Mark
+    reason: str
+    clauses: tuple[ClauseRow, ...]
+    controls: tuple[ControlRow, ...]
+
+
+class Engagement(NamedTuple):
+    """How much an arm really read back from stored codes, and what it clipped."""
+
+    arm: str
+    role: str
+    scale_source: str
+    clipped: Shown
+    encoded: Shown
+    lowest_reads: Shown
+    mean_reads: Shown
+    highest_reads: Shown
+
+
+def format_clauses(content: PackContent) -> list[FormatClauses]:
+    """Worst format first; controls of the run are `run_controls`."""
+    verdicts = sorted(content.verdicts.formats, key=lambda v: (v.role is not Role.CANDIDATE, severity(v.outcome)))
+    return [_format(verdict) for verdict in verdicts]
+
+
+def run_controls(content: PackContent) -> list[ControlRow]:
+    return _controls(content.verdicts.controls)
+
+
+def engagement(content: PackContent) -> list[Engagement]:
+    reads = {
+        arm.name: content.tables.tokens.filter(pc.equal(content.tables.tokens.column("arm"), arm.name))
+        .column("stored_reads")
+        .drop_null()
+        .to_numpy()
+        for arm in content.arms
+    }
+    return [
+        Engagement(
+            arm=arm.name,
+            role=ROLE_WORDS[arm.role],
+            scale_source=arm.scale_source or NOT_RECORDED,
+            clipped=number(arm.clipped_values),
+            encoded=number(arm.encoded_values),
+            lowest_reads=_figure(reads[arm.name], np.min),
+            mean_reads=_figure(reads[arm.name], np.mean),
+            highest_reads=_figure(reads[arm.name], np.max),
+        )
+        for arm in content.arms
+    ]
+
+
+def _figure(values: np.ndarray, of: np.ufunc) -> Shown:
+    if not len(values):
+        return NOT_RECORDED
+    found = float(of(values))
+    return number(int(found) if found.is_integer() else found)
+
+
+def _format(verdict: FormatVerdict) -> FormatClauses:
+    clauses = sorted(verdict.clauses, key=lambda clause: severity(clause.outcome))
+    return FormatClauses(
+        arm=verdict.arm,
+        role=ROLE_WORDS[verdict.role],
+        mark=mark(verdict.outcome),
+        reason=verdict.reason,
+        clauses=tuple(_clause(clause) for clause in clauses),
+        controls=tuple(_controls(verdict.controls)),
+    )
+
+
+def _clause(clause: ClauseVerdict) -> ClauseRow:
+    measured = clause.estimate is not None
+    weight = "descriptive" if clause.details.get("descriptive") is True else "decides"
+    weight = "waived" if clause.details.get("waived") is True else weight
+    return ClauseRow(
+        clause=clause.clause,
+        slice=clause.slice,
+        mark=mark(clause.outcome),
+        decides=weight == "decides",
+        weight=weight,
+        n=number(clause.n),
+        n_unit=clause.n_unit,
+        estimate=number(clause.estimate, digits=4) if measured else NOT_MEASURED,
+        lower=_bound(clause.lower, measured),
+        upper=_bound(clause.upper, measured),
+        limit=number(clause.limit, digits=4),
+        unit=clause.unit,
+        method=clause.method,
+        reason=clause.reason,
+        details=tuple(
+            (name.replace("_", " "), _detail(value))
+            for name, value in sorted(clause.details.items())
+            if name not in ("descriptive", "waived")
+        ),
+        source=_SOURCES.get(clause.clause.partition(".")[0], layout.VERDICTS),
+    )
+
+
+def _bound(value: float | None, measured: bool) -> Shown:
+    """A bound is absent where nothing was measured, and where the evidence bounds nothing on that side."""
+    if value is None:
+        return NO_BOUND if measured else NOT_MEASURED
+    return number(value, digits=4)
+
+
+def _detail(value: float | int | str | bool | None) -> Shown:
+    if isinstance(value, bool):
+        return Figure("yes" if value else "no", str(value).lower())
+    return value if isinstance(value, str) else number(value, digits=4)
+
+
+def _controls(controls: tuple[ControlResult, ...]) -> list[ControlRow]:
+    """Failed controls first."""
+    ordered = sorted(controls, key=lambda control: control_mark(control).severity)
+    return [ControlRow(control.name, control_mark(control), control.reason) for control in ordered]

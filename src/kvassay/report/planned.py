@@ -1,0 +1,126 @@
+"""What was planned before the run, and what the run then cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from kvassay.pack.reader import PackContent
+from kvassay.report.figures import NOT_RECORDED, Shown, duration, number, percent, significant, size
+from kvassay.report.free_fields import field, members_at, number_at, objects_at, text_at
+
+
+class PlannedClause(NamedTuple):
+    arm: str
+    clause: str
+    expected: Shown
+    limit: Shown
+    unit: str
+    n_planned: Shown
+    n_needed: Shown
+    n_unit: str
+    power: Shown
+    assumption: str
+
+
+class CostRow(NamedTuple):
+    what: str
+    expected: Shown
+    real: Shown
+
+
+class Stage(NamedTuple):
+    name: str
+    seconds: Shown
+    share: Shown
+
+
+class Planned(NamedTuple):
+    pilot_documents: Shown
+    pilot_items: Shown
+    pilot_ids: tuple[str, ...]
+    pilot_overlap: str
+    """Whether documents of the pilot are among those that were judged."""
+    clauses: tuple[PlannedClause, ...]
+    costs: tuple[CostRow, ...]
+    difference: str
+    stages: tuple[Stage, ...]
+    power_asked: Shown
+    same_contract: bool | None
+    """Whether the plan was made for this contract; None where it does not say."""
+
+
+def planned(content: PackContent) -> Planned:
+    plan, environment = content.plan, content.environment
+    named = text_at(plan, "contract_sha256")
+    seconds = total_seconds(environment)
+    expected_seconds = number_at(plan, "cost", "seconds_expected")
+    ids = field(plan, "pilot", "document_ids")
+    pilot_ids = tuple(str(one) for one in ids) if isinstance(ids, list) else ()
+    return Planned(
+        pilot_documents=number(number_at(plan, "pilot", "documents")),
+        pilot_items=number(number_at(plan, "pilot", "items")),
+        pilot_ids=pilot_ids,
+        pilot_overlap=_overlap(pilot_ids, content),
+        clauses=tuple(_clause(one) for one in objects_at(plan, "clauses")),
+        costs=(
+            CostRow("time", duration(expected_seconds), duration(seconds)),
+            CostRow("tokens through the reference", number(number_at(plan, "cost", "reference_tokens")), NOT_RECORDED),
+            CostRow("tokens through the candidates", number(number_at(plan, "cost", "candidate_tokens")), NOT_RECORDED),
+            CostRow("scored positions, all arms", NOT_RECORDED, number(content.tables.tokens.num_rows)),
+            CostRow("task items, all arms", NOT_RECORDED, number(content.tables.items.num_rows)),
+            CostRow("peak resident memory", NOT_RECORDED, size(number_at(environment, "peak_rss_nbytes"))),
+        ),
+        difference=_difference(expected_seconds, seconds),
+        stages=_stages(environment),
+        power_asked=percent(content.contract.inference.power),
+        same_contract=None if named is None else named == content.contract.sha256,
+    )
+
+
+def total_seconds(environment: dict[str, Any]) -> float | None:
+    """The sum of all recorded stages; None where none is."""
+    found = [number_at(environment, "seconds", stage) for stage in members_at(environment, "seconds")]
+    known = [float(value) for value in found if value is not None]
+    return math.fsum(known) if known else None
+
+
+def _stages(environment: dict[str, Any]) -> tuple[Stage, ...]:
+    total = total_seconds(environment)
+    stages: list[Stage] = []
+    for name in members_at(environment, "seconds"):
+        value = number_at(environment, "seconds", name)
+        share = percent(value / total) if value is not None and total else NOT_RECORDED
+        stages.append(Stage(name, duration(value), share))
+    return tuple(stages)
+
+
+def _clause(clause: dict[str, Any]) -> PlannedClause:
+    return PlannedClause(
+        arm=text_at(clause, "arm") or NOT_RECORDED,
+        clause=text_at(clause, "clause") or NOT_RECORDED,
+        expected=number(number_at(clause, "expected")),
+        limit=number(number_at(clause, "limit")),
+        unit=text_at(clause, "unit") or NOT_RECORDED,
+        n_planned=number(number_at(clause, "n_planned")),
+        n_needed=number(number_at(clause, "n_needed")),
+        n_unit=text_at(clause, "n_unit") or NOT_RECORDED,
+        power=percent(number_at(clause, "power")),
+        assumption=text_at(clause, "assumption") or NOT_RECORDED,
+    )
+
+
+def _overlap(pilot_ids: tuple[str, ...], content: PackContent) -> str:
+    if not pilot_ids:
+        return f"Which documents the pilot used: {NOT_RECORDED}."
+    judged = set(content.tables.tokens.column("document").unique().to_pylist())
+    shared = [document for document in pilot_ids if document in judged]
+    if shared:
+        return f"{len(shared)} of {len(pilot_ids)} pilot documents were judged again: the plan and the verdict are not apart."
+    return f"None of the {len(pilot_ids)} pilot documents is among those that were judged."
+
+
+def _difference(expected: float | None, real: float | None) -> str:
+    if not expected or real is None or expected < 0:
+        return f"Expected against real time: {NOT_RECORDED}."
+    return f"The run took {significant(100 * real / expected)}% of the expected time."

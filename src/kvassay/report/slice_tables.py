@@ -1,0 +1,48 @@
+"""Results by slice: clauses of each slice, and the KL of each slice for the chart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvassay.pack.reader import PackContent
+from kvassay.report.clause_tables import ClauseRow, format_clauses
+from kvassay.report.token_summary import ALL, KlSummary, slice_names, summarise_kl
+
+
+class SliceClause(NamedTuple):
+    arm: str
+    row: ClauseRow
+
+
+class Slices(NamedTuple):
+    clauses: tuple[SliceClause, ...]
+    left_out: int
+    token_slices: tuple[str, ...]
+    item_slices: tuple[str, ...]
+
+    @property
+    def several(self) -> bool:
+        return bool(self.clauses) or len(self.token_slices) > 1 or len(self.item_slices) > 1
+
+
+def slices(content: PackContent, max_clauses: int) -> Slices:
+    """Clauses of single slices, worst first: those that decide, then by outcome."""
+    judged = [
+        SliceClause(found.arm, row) for found in format_clauses(content) for row in found.clauses if row.slice != ALL
+    ]
+    judged.sort(key=lambda found: (not found.row.decides, found.row.mark.severity))
+    return Slices(
+        clauses=tuple(judged[:max_clauses]),
+        left_out=max(0, len(judged) - max_clauses),
+        token_slices=tuple(slice_names(content.tables.tokens)),
+        item_slices=tuple(slice_names(content.tables.items)),
+    )
+
+
+def slice_summaries(content: PackContent) -> list[KlSummary]:
+    """KL of every arm and slice, largest mean first; empty where the rows have one slice only."""
+    if len(slice_names(content.tables.tokens)) < 2:
+        return []
+    arms = [arm.name for arm in content.arms]
+    found = summarise_kl(content.tables.tokens, content.contract, arms, by_slice=True)
+    return sorted(found, key=lambda summary: -(summary.mean_nats if summary.mean_nats is not None else -1.0))

@@ -1,0 +1,172 @@
+"""The command line: start-up cost, exit codes, one-line errors, JSON everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvassay.cli.app import run
+
+CONTRACTS = Path(__file__).parents[2] / "contracts"
+
+
+def write_config(folder: Path, **changes) -> Path:
+    """A transformers folder without weights: enough for byte counts and for refusals before loading."""
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 4096,
+        "vocab_size": 100,
+        **changes,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def one_line_error(capsys, arguments: list[str]) -> str:
+    """Run a command that must fail with exit code 2; returns its single line on stderr."""
+    code = run(arguments)
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line.startswith("kvassay: error: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+def test_importing_the_package_and_asking_for_help_loads_no_torch() -> None:
+    code = (
+        "import sys, kvassay\n"
+        "from kvassay.cli.app import run\n"
+        "run(['--help'])\n"
+        "loaded = {'torch', 'transformers', 'scipy', 'pyarrow', 'numpy'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("command", ["assess", "bytes", "formats", "verify", "report", "experiment"])
+def test_every_command_explains_itself(command, capsys) -> None:
+    assert run([command, "--help"]) == 0
+    assert "--json" in capsys.readouterr().out or command == "experiment"
+
+
+def test_bytes_json_equals_the_table(tmp_path, capsys) -> None:
+    model = str(write_config(tmp_path / "m"))
+    assert run(["bytes", model, "--format", "int4-g64", "--format", "f16", "--context", "128", "--json"]) == 0
+    four_bit, plain = json.loads(capsys.readouterr().out)
+    assert plain["persistent_nbytes"] == plain["float16_nbytes"] == 3 * 128 * 2 * 64 * 2 * 2
+    assert four_bit["ratio_to_float16"] == 4.5 / 16
+    assert run(["bytes", model, "--format", "int4-g64", "--context", "128"]) == 0
+    text = capsys.readouterr().out
+    assert f"{four_bit['persistent_nbytes']:,} B" in text
+    assert "Assumptions:" in text
+    assert "float32" in text
+
+
+def test_formats_lists_every_preset(capsys) -> None:
+    assert run(["formats", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    names = {row["name"] for row in rows}
+    assert {"int8-token-head", "kivi-4", "q4_0"} <= names
+    assert run(["formats"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n{name} " in printed for name in names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bytes", "MODEL", "--format", "kivi-5"], "format 'kivi-5' is unknown; did you mean 'kivi-4'?"),
+        (["bytes", "MODEL", "--format", "int4-g64", "--context", "0"], "context"),
+        (
+            ["bytes", "MODEL", "--format", "kv=int4:group48"],
+            "head_dim 64 is not a multiple of group 48; use group 32 or 64",
+        ),
+        (["bytes", "no/such/model", "--format", "f16"], "no/such/model"),
+        (["bytes", "MODEL"], "--format"),
+        (["nonsense"], "nonsense"),
+        (["verify", "MISSING"], "MISSING"),
+        (["report", "MISSING", "--out", "x.html"], "MISSING"),
+        (["assess", "MODEL", "--contract", "MISSING"], "MISSING"),
+        (["assess", "MODEL"], "--contract"),
+        (["experiment", "attention-error"], "--out"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = str(write_config(tmp_path / "m"))
+    arguments = [model if part == "MODEL" else part for part in arguments]
+    assert message in one_line_error(capsys, arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
+
+
+def contract(tmp_path: Path, **replacements: str) -> str:
+    text = (CONTRACTS / "demo.toml").read_text().replace('model = "smollm2-135m"', "")
+    for before, after in replacements.values():
+        assert before in text
+        text = text.replace(before, after)
+    path = tmp_path / "contract.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("replacement", "config", "message"),
+    [
+        (("max = 0.01", "max = -0.01"), {}, "fidelity.kl_mean.max: Input should be greater than 0, found -0.01"),
+        (("margin = 0.10", "margin = -0.1"), {}, "task.recall.margin"),
+        (("ref_floor", "ref_flor"), {}, "task.recall.ref_flor: unknown key"),
+        (('"int4-g32"]', '"int4-g31"]'), {}, "format 'int4-g31' is unknown"),
+        (
+            ("alpha = 0.05", "alpha = 0.05"),
+            {"head_dim": 48},
+            "head_dim 48 is not a multiple of group 32; use group 24 or 48",
+        ),
+        (("alpha = 0.05", "alpha = 0.05"), {"max_position_embeddings": 300}, "has a context of 300 tokens"),
+        (("alpha = 0.05", "alpha = 0.05"), {"layer_types": ["linear_attention"] * 3}, "linear_attention"),
+        (("alpha = 0.05", "alpha = 0.05"), {}, "no weights"),
+    ],
+)
+def test_assess_refuses_before_it_writes(replacement, config, message, tmp_path, capsys) -> None:
+    model = str(write_config(tmp_path / "m", **config))
+    arguments = ["assess", model, "--contract", contract(tmp_path, change=replacement), "--out", str(tmp_path / "out")]
+    assert message in one_line_error(capsys, arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["contract.toml", "m"]
+
+
+def test_r107_an_existing_output_folder_is_refused_before_any_work(tmp_path, capsys) -> None:
+    model = str(write_config(tmp_path / "m"))
+    (tmp_path / "out").mkdir()
+    arguments = ["assess", model, "--contract", contract(tmp_path), "--out", str(tmp_path / "out")]
+    assert "out" in one_line_error(capsys, arguments)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert "exists" in one_line_error(capsys, ["experiment", "attention-error", "--out", str(tmp_path / "out")])
+
+
+def test_r105_experiment_and_its_audit_from_the_command_line(tmp_path, capsys) -> None:
+    out = str(tmp_path / "e")
+    assert run(["experiment", "attention-error", "--out", out, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["rows"]) == 36
+    assert run(["verify", out, "--root", result["root"]]) == 0
+    assert "verified" in capsys.readouterr().out
+    assert run(["verify", out, "--root", "0" * 64, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["passed"] is False
+
+
+def test_module_and_script_are_the_same_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "kvassay", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0.1.0"

@@ -1,0 +1,103 @@
+"""Contracts: strict parsing, field paths in errors, and a hash that moves with every bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvassay.core.contract import load_contract, parse_contract
+from kvassay.errors import ContractError
+
+MINIMAL = """
+schema = "kvassay.contract/1"
+name = "t"
+[candidates]
+order = ["int8-token-head"]
+"""
+KL = "[fidelity.kl_mean]\nmax = 0.01\n"
+CONTRACTS = sorted((Path(__file__).parents[2] / "contracts").glob("*.toml"))
+
+
+def test_defaults_are_part_of_the_hash_and_layout_is_not() -> None:
+    spelt_out = MINIMAL + KL + '[inference]\nalpha = 0.05\nseed = 7\n\n# a comment\n[text]\ncorpus = "python-topics"\n'
+    assert parse_contract(MINIMAL + KL).sha256 == parse_contract(spelt_out).sha256
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("max = 0.01", "max = 0.011"),
+        ("[fidelity.kl_mean]", "[inference]\nseed = 8\n[fidelity.kl_mean]"),
+        ("[fidelity.kl_mean]", "[inference]\nalpha = 0.1\n[fidelity.kl_mean]"),
+        ('"int8-token-head"', '"int8-token"'),
+        ("[fidelity.kl_mean]", "[task.recall]\nmargin = 0.02\n[fidelity.kl_mean]"),
+    ],
+)
+def test_r56_any_edit_of_a_bound_changes_the_hash(before, after) -> None:
+    text = MINIMAL + KL
+    assert before in text
+    assert parse_contract(text).sha256 != parse_contract(text.replace(before, after)).sha256
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "schema: Field required"),
+        (MINIMAL, "contract: the contract bounds nothing"),
+        (
+            MINIMAL + "[fidelity.kl_mean]\nmax = -0.01",
+            "fidelity.kl_mean.max: Input should be greater than 0, found -0.01",
+        ),
+        (MINIMAL + "[fidelity.kl_mean]\nmax = nan", "fidelity.kl_mean.max"),
+        (MINIMAL + "[fidelity.kl_mean]\nmax = inf", "fidelity.kl_mean.max"),
+        (MINIMAL + "[task.recall]\nmargin = -0.02", "task.recall.margin: Input should be greater than 0, found -0.02"),
+        (MINIMAL + "[task.recal]\nmargin = 0.02", "task.recal"),
+        (
+            MINIMAL + KL + "[fidelity.kl_men]\nmax = 1",
+            "fidelity.kl_men: unknown key; remove it or correct its spelling",
+        ),
+        (MINIMAL + KL + "[inference]\nalpah = 0.1", "inference.alpah: unknown key"),
+        (MINIMAL + KL + "[text]\ndocuments = 12", "text.documents is 12, fidelity.kl_mean needs at least 20"),
+        (MINIMAL + KL + '[controls]\ncanary = "int8-token-head"', "is also a candidate"),
+        (MINIMAL + KL + '[controls]\ncanary = "kivi-9"', "controls.canary: format 'kivi-9' is unknown"),
+        (MINIMAL.replace('"int8-token-head"', '"int8-token-hed"') + KL, "candidates.order: format 'int8-token-hed'"),
+        (MINIMAL.replace('["int8-token-head"]', '["kivi-4", "kivi-4,recent=128"]') + KL, "stands twice"),
+        (MINIMAL.replace('["int8-token-head"]', "[]") + KL, "candidates.order"),
+        (MINIMAL.replace("contract/1", "contract/9") + KL, "schema"),
+        (
+            MINIMAL + KL + '[[waivers]]\nclause = "task.recall"\nreason = "not needed here"\ngranted = 2026-01-01',
+            "waiver of 'task.recall', which is no clause",
+        ),
+        ("schema = [", "not valid TOML"),
+    ],
+)
+def test_bad_contracts_name_the_field_and_the_way_out(text, message) -> None:
+    with pytest.raises(ContractError) as caught:
+        parse_contract(text, "c.toml")
+    assert str(caught.value).startswith("c.toml: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_unreadable_files_are_contract_errors(tmp_path) -> None:
+    with pytest.raises(ContractError, match="does not exist"):
+        load_contract(tmp_path / "none.toml")
+    with pytest.raises(ContractError, match="cannot be read"):
+        load_contract(tmp_path)
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ContractError, match="cannot be read"):
+        load_contract(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("path", CONTRACTS, ids=lambda path: path.name)
+def test_shipped_contracts_are_valid(path) -> None:
+    assert load_contract(path).clause_names
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_refused_with_one_line(text) -> None:
+    with pytest.raises(ContractError):
+        parse_contract(text)

@@ -1,0 +1,118 @@
+"""Format strings, their canonical names, and digests as identity."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvassay.core.format_names import PRESETS, parse_format
+from kvassay.core.kv_format import KVFormat
+from kvassay.errors import FormatError
+
+PRESET_NAMES = [preset.name for preset in PRESETS]
+SIDES = ["f32", "f16", "bf16", "q8_0", "q4_0", "fp8-e4m3", "fp8-e4m3:token-head/scale=f16", "int8:tensor"] + [
+    f"int{bits}:{granularity}{modifier}"
+    for bits in (8, 4, 2)
+    for granularity in ("token", "token-head", "group32", "channel16")
+    for modifier in ("", "/sym", "/asym", "/scale=f32", "/sym/scale=f16")
+]
+formats = st.builds(
+    "k={},v={},sinks={},recent={},skip={},exact={}".format,
+    st.sampled_from(SIDES),
+    st.sampled_from(SIDES),
+    st.integers(0, 9),
+    st.integers(0, 300),
+    st.sampled_from(["none", "0", "3", "0+1+29"]),
+    st.sampled_from(["f16", "bf16", "f32"]),
+)
+
+
+@given(formats | st.sampled_from(PRESET_NAMES))
+def test_a_name_reads_back_to_the_same_format(text) -> None:
+    kv_format = parse_format(text)
+    assert parse_format(kv_format.name) == kv_format
+    assert len(kv_format.name) <= max(len(text), 80)
+
+
+@given(formats, formats)
+def test_digests_are_equal_exactly_when_formats_are(left, right) -> None:
+    """R8, R20: identity is the digest, and every field is part of it."""
+    one, other = parse_format(left), parse_format(right)
+    assert (one.digest == other.digest) == (one == other)
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_presets_keep_their_names(name) -> None:
+    assert parse_format(name).name == name
+
+
+def test_r8_formats_of_equal_bits_are_not_interchangeable() -> None:
+    digests = {parse_format(name).digest for name in ("int4-g32", "q4_0", "kivi-4,recent=0", "kv=int4:group32/sym")}
+    assert len(digests) == 4
+
+
+def test_a_preset_takes_options_and_the_long_form_means_the_same() -> None:
+    long = parse_format("k=int4:channel32,v=int4:token/group32,sinks=4,recent=128")
+    assert long == parse_format("kivi-4,sinks=4")
+    assert long.name == "kivi-4,sinks=4"
+
+
+GOLDEN_DIGESTS = {
+    "f16": "a35a116891",
+    "int8-token-head": "bd1b40a470",
+    "q4_0": "c30cc5bb3e",
+    "kivi-4": "fcf2c90d58",
+}
+
+
+@pytest.mark.parametrize(("name", "prefix"), GOLDEN_DIGESTS.items())
+def test_digests_never_move(name, prefix) -> None:
+    """Packs name formats by digest: a change here orphans every pack that exists."""
+    assert parse_format(name).digest.startswith(prefix)
+
+
+def test_digests_are_equal_in_another_process() -> None:
+    code = "from kvassay import parse_format; print(parse_format('kivi-2,recent=32').digest)"
+    environment = {"PYTHONHASHSEED": "123", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == parse_format("kivi-2,recent=32").digest
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "format '' is unknown"),
+        ("kivi-5", "did you mean 'kivi-4'"),
+        ("k=int8:token-head", "says nothing of v"),
+        ("kv=int7:token", "codec 'int7' is unknown"),
+        ("kv=int8", "granularity '' is unknown"),
+        ("kv=int4:group0", "needs a group size of at least 1"),
+        ("kv=int4:tokenn", "granularity 'tokenn' is unknown"),
+        ("kv=q8_0:group16", "is fixed and takes no granularity"),
+        ("kv=int4:group32/odd", "modifier of int4 'odd' is unknown"),
+        ("kivi-4,recent=-1", "is not a whole number"),
+        ("kivi-4,recent=1e3", "is not a whole number"),
+        ("kivi-4,window=3", "format option 'window' is unknown"),
+        ("kivi-4,skip=3+1", "distinct layer numbers from 0 in rising order"),
+        ("kivi-4,exact=f64", "exact dtype 'f64' is unknown"),
+        ("kivi-4,recent", "is not of the form name=value"),
+        ("kivi-4,sinks=99999999999999999999", "is not a whole number"),
+        ("k=int8:token-head,v=\x00", "is unknown"),
+    ],
+)
+def test_bad_formats_say_what_was_found_and_what_would_do(text, message) -> None:
+    with pytest.raises(FormatError) as caught:
+        parse_format(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_format_or_a_format_error(text) -> None:
+    with suppress(FormatError):
+        assert isinstance(parse_format(text), KVFormat)
