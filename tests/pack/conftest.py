@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.pack.sample_pack import write_sample
 
 from kvassay.pack.layout import PackManifest
+from tests.pack.sample_pack import write_sample
 
 
 @pytest.fixture(scope="session")

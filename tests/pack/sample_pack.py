@@ -167,7 +167,8 @@ def fill(pack: PackWriter) -> None:
     pack.write_environment({"python": "3.11", "platform": "linux"})
     pack.write_subject({"model": "sample", "geometry": GEOMETRY.model_dump(mode="json")})
     tables = pack.tables()
-    pack.write_verdicts(judge(contract, arms, ledgers, tables.tokens, tables.items))
+    computed = {arm: pair.computed for arm, pair in ledgers.items()}
+    pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items))
     pack.write_chart("frontier", {"mark": "point"})
     pack.write_report("<!doctype html><title>sample</title>")
 

@@ -11,6 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kvassay.core.contract import parse_contract
+from kvassay.core.records import Verdicts
+from kvassay.errors import PackError
+from kvassay.pack import strict_json
+from kvassay.pack.layout import REQUIRED_FILES, PackManifest
+from kvassay.pack.reader import read_pack, read_partial
+from kvassay.pack.writer import PackWriter
 from tests.pack.sample_pack import (
     CONTRACT_TOML,
     GEOMETRY,
@@ -22,14 +30,6 @@ from tests.pack.sample_pack import (
     write_sample,
 )
 from tests.pack.tampering import edit, load, store
-
-from kvassay.core.contract import parse_contract
-from kvassay.core.records import Verdicts
-from kvassay.errors import PackError
-from kvassay.pack import strict_json
-from kvassay.pack.layout import REQUIRED_FILES, PackManifest
-from kvassay.pack.reader import read_pack, read_partial
-from kvassay.pack.writer import PackWriter
 
 
 def open_pack(out: Path) -> PackWriter:
@@ -208,6 +208,13 @@ def test_a_missing_or_linked_file_is_refused(pack: Path, tmp_path: Path, name: s
         read_pack(pack)
     (pack / name).symlink_to(moved)
     with pytest.raises(PackError, match=f"^{name}: a symbolic link"):
+        read_pack(pack)
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(pack: Path) -> None:
+    (pack / "plan.json").unlink()
+    os.mkfifo(pack / "plan.json")
+    with pytest.raises(PackError, match=r"^plan\.json: not a regular file"):
         read_pack(pack)
 
 

@@ -84,6 +84,20 @@ def test_rows_come_back_as_they_were_and_bytes_depend_on_rows_alone(
     assert sum(rows_per_arm(read.rows).values()) == rows.num_rows
 
 
+def test_rows_of_many_documents_give_the_same_bytes_as_all_at_once(tmp_path: Path) -> None:
+    """Large enough for several pages and row groups, with a null now and then."""
+    rng = np.random.default_rng(0)
+    figures = pa.array(rng.random(140_000), mask=rng.random(140_000) < 0.001)
+    texts = [f"document-{row // 700:03}-{rng.integers(1 << 30)}" for row in range(140_000)]
+    columns = token_columns(position=np.arange(140_000), kl_nats=figures, document=texts)
+    single = {name: value for name, value in columns.items() if not hasattr(value, "__len__") or isinstance(value, str)}
+    parts = [
+        single | {name: column[start : start + 700] for name, column in columns.items() if name not in single}
+        for start in range(0, 140_000, 700)
+    ]
+    assert write_table(tmp_path, "tokens", *parts) == write_table(tmp_path, "tokens", columns)
+
+
 def token_columns(**changes: Any) -> dict[str, Any]:
     columns: dict[str, Any] = dict.fromkeys(TOKEN_COLUMNS, 0.5)
     columns.update(arm="a", slice="all", document="d", position=[1, 2], token_id=3, top1_agrees=True, stored_reads=0)

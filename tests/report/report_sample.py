@@ -1,4 +1,4 @@
-"""A pack for the report's tests: made-up rows of known quality, real ledgers, the real judge, the real writer and reader.
+"""A pack for the report's tests: made-up rows of known quality; ledgers, judge, writer and reader are the real ones.
 
 The free JSON files hold every field that an assessment writes. `bare` packs hold none of them.
 """
@@ -203,7 +203,7 @@ def environment_record() -> dict[str, Any]:
         "commit": "da5bbe1f" * 5,
         "dirty": True,
         "source_sha256": {"core/ledger.py": "ab" * 32, "judge.py": "cd" * 32},
-        "seconds": {"plan": 10.5, "reference": 90.25, "measure": 150.0},
+        "seconds": {"load": 10.5, "documents": 90.25, "items": 150.0},
         "peak_rss_nbytes": 1_500_000_000,
         "started_utc": "2026-01-02T03:04:05Z",
         "finished_utc": "2026-01-02T03:08:16Z",

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from kvassay.assess.arms import PlannedArm
 from kvassay.assess.document_rows import Calibrations, DocumentPasses, TokenRows, answers, run_document, token_rows
 from kvassay.assess.progress import Progress
+from kvassay.assess.workload import item_ids
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.decode_view import EncodeCounts
+from kvassay.workloads.excerpts import TokenDocument
 from kvassay.workloads.recall import RecallItem
-from kvassay.workloads.text import TokenDocument
 
 Columns = dict[str, Any]
 RowSink = Callable[[Columns], None]
@@ -78,11 +79,11 @@ def measure_items(
     """Append rows of all recall items; returns the seconds that it took."""
     began = time.monotonic()
     for item in items:
-        prompt_tokens = len(item.context_token_ids)
+        prompt_tokens = len(item.prompt_ids)
         passes = run_document(
-            subject.scorer, item.token_ids, prompt_tokens, subject.arms, subject.calibrations, subject.reference_kv
+            subject.scorer, item_ids(item), prompt_tokens, subject.arms, subject.calibrations, subject.reference_kv
         )
-        expected = list(item.answer_token_ids)
+        expected = list(item.answer_ids)
         reference, found = answers(subject.scorer, passes, len(expected))
         for answer, run in zip(found, passes.arms, strict=True):
             tally.add(answer.arm, run.candidate.counts)
@@ -91,7 +92,7 @@ def measure_items(
             {
                 "arm": [answer.arm for answer in found],
                 "task": ["recall"] * count,
-                "slice": ["all"] * count,
+                "slice": [item.slice] * count,
                 "context": [item.id] * count,
                 "context_tokens": [prompt_tokens] * count,
                 "question": [item.question] * count,

@@ -16,7 +16,7 @@ from kvassay.assess.arms import PlannedArm
 from kvassay.assess.document_rows import Calibrations
 from kvassay.assess.measurement import Columns, Subject, Tally, measure_documents, measure_items
 from kvassay.assess.progress import Progress
-from kvassay.assess.workload import Workload
+from kvassay.assess.workload import Workload, item_ids
 from kvassay.cache.quantized_cache import SideCalibration
 from kvassay.core.contract import Contract
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
@@ -94,7 +94,7 @@ def _calibrate(scorer: DecodeScorer, arms: Sequence[PlannedArm], workload: Workl
     if not needing:
         return {}
     sequences = [document.token_ids for document in workload.pilot_documents] or [
-        item.token_ids for item in workload.pilot_items[:MOST_CALIBRATION_ITEMS]
+        item_ids(item) for item in workload.pilot_items[:MOST_CALIBRATION_ITEMS]
     ]
     references = [scorer.reference(torch.tensor(token_ids)) for token_ids in sequences]
     return {arm.name: scorer.calibrate(arm.kv_format, references) for arm in needing}

@@ -1,4 +1,4 @@
-"""The plan: what n the contract asks for, what n would be needed, with what chance, and at what cost; before the run."""
+"""The plan, before the run: what n the contract asks for, what n is needed, with what chance, and at what cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kvassay.assess.arms import PlannedArm
 from kvassay.assess.pilot import DocumentMeans, PairedCounts, Pilot
-from kvassay.assess.workload import Workload
+from kvassay.assess.workload import Workload, item_ids
 from kvassay.core.contract import Contract
 from kvassay.stats.planning import documents_power, pairs_power, plan_documents, plan_pairs
 
@@ -107,7 +107,7 @@ def _spread(documents: Sequence[DocumentMeans], field: str) -> _Mean:
 
 def _cost(contract: Contract, arms: Sequence[PlannedArm], pilot: Pilot, workload: Workload) -> dict[str, Any]:
     sequences = [(document.token_ids, contract.text.prompt_tokens) for document in workload.documents]
-    sequences += [(item.token_ids, len(item.context_token_ids)) for item in workload.items]
+    sequences += [(item_ids(item), len(item.prompt_ids)) for item in workload.items]
     total = sum(len(token_ids) for token_ids, _ in sequences)
     prompt = sum(tokens for _, tokens in sequences)
     # Under exact prefill the prompt's keys and values are the reference's, so candidates run the rest alone.

@@ -21,7 +21,7 @@ from kvassay.assess.pilot import Pilot, run_pilot
 from kvassay.assess.planning import plan_record
 from kvassay.assess.progress import Progress, Silent
 from kvassay.assess.real_ledgers import allocated_ledger
-from kvassay.assess.workload import Workload, prepare_workload
+from kvassay.assess.workload import Workload, item_ids, prepare_workload
 from kvassay.cache.quantized_cache import check_serves
 from kvassay.core.contract import Contract
 from kvassay.core.kv_format import KVFormat
@@ -38,7 +38,7 @@ from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import ArmLedgers
 from kvassay.pack.writer import PackWriter
 from kvassay.report import chart_specs, render_report
-from kvassay.workloads.text import TokenDocument
+from kvassay.workloads.excerpts import TokenDocument
 
 
 class Assessment(NamedTuple):
@@ -207,7 +207,7 @@ class _Run:
         """Computed beside allocated, at the length of one text document, or of the longest item without text."""
         assert self._loaded is not None, "prepare comes first"
         sequences = [document.token_ids for document in self._workload.documents[:1]] or [
-            max((item.token_ids for item in self._workload.items), key=len)
+            max((item_ids(item) for item in self._workload.items), key=len)
         ]
         reference = self._scorer.reference(torch.tensor(sequences[0]))
         tokens = len(sequences[0])

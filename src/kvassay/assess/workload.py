@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from kvassay.core.contract import Contract
 from kvassay.core.digest import sha256_json
-from kvassay.workloads.corpora import Corpus, load_corpus
+from kvassay.workloads.corpus import Corpus, load_corpus
+from kvassay.workloads.excerpts import TokenDocument, text_documents
 from kvassay.workloads.recall import RecallItem, recall_items
-from kvassay.workloads.text import TokenDocument, text_documents
 
 
 class Workload(NamedTuple):
@@ -39,27 +39,36 @@ class Workload(NamedTuple):
                     for document in self.documents
                 ],
             }
-        return {"corpus": corpus, "items_sha256": sha256_json([list(item.token_ids) for item in self.items])}
+        return {"corpus": corpus, "items_sha256": sha256_json([list(item_ids(item)) for item in self.items])}
 
 
 def prepare_workload(contract: Contract, tokenizer: Any) -> Workload:
     """Draw documents and items; pilot and verdict share none. Raises WorkloadError where there are too few."""
-    corpus, documents = None, []
     text, inference = contract.text, contract.inference
-    pilot = inference.pilot_documents
+    corpus = None
+    pilot_documents: list[TokenDocument] = []
+    documents: list[TokenDocument] = []
     if contract.has_fidelity:
         corpus = load_corpus(text.corpus)
-        documents = text_documents(
-            corpus, tokenizer, pilot + text.documents, text.prompt_tokens, text.scored_tokens, inference.seed
+        lengths = {"prompt_tokens": text.prompt_tokens, "scored_tokens": text.scored_tokens, "seed": inference.seed}
+        documents = text_documents(corpus, tokenizer, documents=text.documents, **lengths)
+        used = {document.id for document in documents}
+        pilot_documents = text_documents(
+            corpus, tokenizer, documents=inference.pilot_documents, exclude=used, **lengths
         )
     items: list[RecallItem] = []
     if recall := contract.task.get("recall"):
         total = inference.pilot_items + recall.items
-        items = recall_items(tokenizer, total, recall.context_lines, inference.seed)
+        items = recall_items(tokenizer, items=total, context_lines=recall.context_lines, seed=inference.seed)
     return Workload(
         corpus=corpus,
-        pilot_documents=tuple(documents[:pilot]),
-        documents=tuple(documents[pilot:]),
+        pilot_documents=tuple(pilot_documents),
+        documents=tuple(documents),
         pilot_items=tuple(items[: inference.pilot_items]),
         items=tuple(items[inference.pilot_items :]),
     )
+
+
+def item_ids(item: RecallItem) -> tuple[int, ...]:
+    """All tokens of an item: the list, the question and the answer."""
+    return item.prompt_ids + item.question_ids + item.answer_ids

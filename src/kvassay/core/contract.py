@@ -42,7 +42,7 @@ class Subject(_Model):
 class TextWorkload(_Model):
     """Documents for the teacher-forced level: `prompt_tokens` of history, then `scored_tokens` decode positions."""
 
-    corpus: str = "python-topics"
+    corpus: str = "hansard"
     documents: int = Field(default=24, ge=1)
     prompt_tokens: int = Field(default=256, ge=0)
     scored_tokens: int = Field(default=256, ge=2)
@@ -78,7 +78,7 @@ class Inference(_Model):
     pilot_documents: int = Field(default=4, ge=2)
     """Documents of the pilot that planning and calibration use; never reused for the verdict."""
     pilot_items: int = Field(default=8, ge=2)
-    bootstrap_replicates: int = Field(default=2000, ge=200)
+    bootstrap_replicates: int = Field(default=2000, ge=200, le=1_000_000)
     seed: int = Field(default=7, ge=0)
 
 

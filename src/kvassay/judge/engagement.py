@@ -112,7 +112,7 @@ def _drift_control(tokens: TokenRows | None) -> ControlResult:
         return ControlResult(name="drift", passed=None, reason="not run: the arm has no token rows")
     moved = int(np.count_nonzero(tokens.kl_nats != 0))
     if moved == 0:
-        reason = f"KL is exactly zero at all {tokens.count} positions: the quantized store was not used"
+        reason = f"KL is exactly zero at all {tokens.size} positions: the quantized store was not used"
         return ControlResult(name="drift", passed=False, reason=reason)
-    reason = f"KL is not zero at {moved} of {tokens.count} positions"
+    reason = f"KL is not zero at {moved} of {tokens.size} positions"
     return ControlResult(name="drift", passed=True, reason=reason)

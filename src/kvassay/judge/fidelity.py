@@ -44,7 +44,7 @@ def fidelity_clauses(
             continue
         for code, name in enumerate(table.slices):
             part = rows.take(rows.slice == code)
-            if name != ALL and part.count:
+            if name != ALL and part.size:
                 yield _judge(contract, clause, name, part, faults, table)
 
 
@@ -71,7 +71,7 @@ def _judge(
     descriptive = slice_name != ALL
     if rows is None:
         return _without_figures(clause, slice_name, Outcome.NOT_MEASURED, "no token rows of this arm", 0)
-    documents = len(np.unique(rows.document))
+    documents = int(np.count_nonzero(np.diff(rows.document, prepend=-1)))  # rows are in order of documents
     values = rows.nll_candidate_nats - rows.nll_reference_nats if clause.name == "nll_delta" else rows.kl_nats
     if fault := first_fault([*faults, *_value_faults(clause, values)]):
         return _without_figures(clause, slice_name, Outcome.INVALID_EVIDENCE, fault, documents)

@@ -41,21 +41,21 @@ class TokenRows(NamedTuple):
     stored_reads: Floats
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return len(self.document)
 
-    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> TokenRows:
+    def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> TokenRows:
         """The rows under a mask, or in the order of the indices."""
         return TokenRows(
-            document=self.document[rows],
-            position=self.position[rows],
-            token_id=self.token_id[rows],
-            slice=self.slice[rows],
-            kl_nats=self.kl_nats[rows],
-            nll_reference_nats=self.nll_reference_nats[rows],
-            nll_candidate_nats=self.nll_candidate_nats[rows],
-            top1_agrees=self.top1_agrees[rows],
-            stored_reads=self.stored_reads[rows],
+            document=self.document[which],
+            position=self.position[which],
+            token_id=self.token_id[which],
+            slice=self.slice[which],
+            kl_nats=self.kl_nats[which],
+            nll_reference_nats=self.nll_reference_nats[which],
+            nll_candidate_nats=self.nll_candidate_nats[which],
+            top1_agrees=self.top1_agrees[which],
+            stored_reads=self.stored_reads[which],
         )
 
 
@@ -79,19 +79,19 @@ class ItemRows(NamedTuple):
     stored_reads: Floats
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return len(self.context)
 
-    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> ItemRows:
+    def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> ItemRows:
         """The rows under a mask, or in the order of the indices."""
         return ItemRows(
-            context=self.context[rows],
-            slice=self.slice[rows],
-            asked=self.asked[rows],
-            context_tokens=self.context_tokens[rows],
-            reference_correct=self.reference_correct[rows],
-            candidate_correct=self.candidate_correct[rows],
-            stored_reads=self.stored_reads[rows],
+            context=self.context[which],
+            slice=self.slice[which],
+            asked=self.asked[which],
+            context_tokens=self.context_tokens[which],
+            reference_correct=self.reference_correct[which],
+            candidate_correct=self.candidate_correct[which],
+            stored_reads=self.stored_reads[which],
         )
 
 

@@ -34,8 +34,10 @@ class RunControls:
 
     def __init__(self, contract: Contract, judged: Sequence[JudgedArm], evidence: Evidence) -> None:
         self._contract = contract
-        self._again = [one for one in judged if one.arm.role is Role.REFERENCE_AGAIN]
-        self._canaries = [one for one in judged if one.arm.role is Role.CANARY and _is_canary(contract, one)]
+        # Only the contract's own controls count, lest others be chosen after the fact.
+        canary, reference = contract.controls.canary, contract.subject.reference_kv
+        self._again = [one for one in judged if _is_format(one, Role.REFERENCE_AGAIN, reference)]
+        self._canaries = [one for one in judged if canary is not None and _is_format(one, Role.CANARY, canary)]
         self._levels = sorted(
             {clause.level for one in judged for clause in one.clauses if clause.decisive and clause.sampled}
         )
@@ -99,7 +101,7 @@ class RunControls:
         if not self._contract.controls.require_canary_fail:
             return _control("canary", None, "not required by the contract")
         if self._blind:
-            ran = any(_has_evidence(one, level) for one in self._canaries for level in self._levels)
+            ran = any(c.outcome is not Outcome.NOT_MEASURED for one in self._canaries for c in one.clauses if c.sampled)
             return _control("canary", False if ran else None, "; ".join(self._blind.values()))
         names = ", ".join(repr(one.arm.name) for one in self._canaries)
         return _control("canary", True, f"{names} is breached in {' and '.join(self._levels)}")
@@ -130,11 +132,11 @@ class RunControls:
             if not rows:
                 results.append(_control(name, None, "not run: the task has no items"))
                 continue
-            most = max(rows, key=lambda found: found.count)
+            most = max(rows, key=lambda found: found.size)
             accuracy = reference_accuracy(most)
             passed = accuracy >= bound.ref_floor
             words = "reaches" if passed else "misses"
-            reason = f"the reference is right in {figure(accuracy)} of {most.count} items and {words} its floor "
+            reason = f"the reference is right in {figure(accuracy)} of {most.size} items and {words} its floor "
             results.append(_control(name, passed, reason + figure(bound.ref_floor)))
         return results
 
@@ -143,10 +145,8 @@ def _control(name: str, passed: bool | None, reason: str) -> ControlResult:
     return ControlResult(name=name, passed=passed, reason=reason)
 
 
-def _is_canary(contract: Contract, one: JudgedArm) -> bool:
-    """Only the contract's own canary counts, lest a worse one be chosen after the fact."""
-    canary = contract.controls.canary
-    return canary is not None and one.arm.format_digest == parse_format(canary).digest
+def _is_format(one: JudgedArm, role: Role, text: str) -> bool:
+    return one.arm.role is role and one.arm.format_digest == parse_format(text).digest
 
 
 def _has_evidence(one: JudgedArm, level: str) -> bool:

@@ -24,14 +24,14 @@ def task_clauses(
         if name == ALL:
             continue
         part = rows.take(rows.slice == table.slices.index(name)) if rows is not None and name in table.slices else None
-        if part is not None and not part.count:
+        if part is not None and not part.size:
             part = None
         if part is not None or name in bound.slices:
             yield _judge(contract, task, bound, name, part, faults)
 
 
 def reference_accuracy(rows: ItemRows) -> float:
-    return float(np.count_nonzero(rows.reference_correct == 1)) / rows.count
+    return float(np.count_nonzero(rows.reference_correct == 1)) / rows.size
 
 
 def _judge(
@@ -41,19 +41,19 @@ def _judge(
         reason = "no items of this arm" if slice_name == ALL else f"no items of this arm in slice {slice_name!r}"
         return _clause(task, bound, slice_name, Outcome.NOT_MEASURED, reason, None, 0)
     unknown = int(np.count_nonzero(np.isnan(rows.reference_correct) | np.isnan(rows.candidate_correct)))
-    missing = [f"correctness is missing in {unknown} of {rows.count} items"] if unknown else []
+    missing = [f"correctness is missing in {unknown} of {rows.size} items"] if unknown else []
     if fault := first_fault([*faults, *missing]):
-        return _clause(task, bound, slice_name, Outcome.INVALID_EVIDENCE, fault, None, rows.count)
+        return _clause(task, bound, slice_name, Outcome.INVALID_EVIDENCE, fault, None, rows.size)
     losses = int(np.count_nonzero((rows.reference_correct == 1) & (rows.candidate_correct == 0)))
     gains = int(np.count_nonzero((rows.reference_correct == 0) & (rows.candidate_correct == 1)))
-    result = paired_noninferiority(rows.count, losses, gains, bound.margin, contract.inference.alpha)
+    result = paired_noninferiority(rows.size, losses, gains, bound.margin, contract.inference.alpha)
     outcome, reason = _decide(contract, task, bound, slice_name, result, reference_accuracy(rows))
-    clause = _clause(task, bound, slice_name, outcome, reason, result, rows.count)
+    clause = _clause(task, bound, slice_name, outcome, reason, result, rows.size)
     return clause.with_details(
         losses=losses,
         gains=gains,
         reference_accuracy=reference_accuracy(rows),
-        candidate_accuracy=float(np.count_nonzero(rows.candidate_correct == 1)) / rows.count,
+        candidate_accuracy=float(np.count_nonzero(rows.candidate_correct == 1)) / rows.size,
         z=finite(result.z),
         tango_lower=result.tango_lower,
         tango_upper=result.tango_upper,

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
+import kvassay
+from kvassay.judge import judge
 from kvassay.pack import layout
 from kvassay.pack.checks import Check
 from kvassay.pack.reader import PackContent
 from kvassay.pack.strict_json import render_json
 
+_MAX_BOOTSTRAP_REPLICATES = 1_000_000
+"""A stranger's contract must not keep the verifier busy for ever."""
+
 
 def rejudge_check(pack: PackContent, stored: bytes) -> Check:
     """Whether judging the rows again gives the bytes of verdicts.json."""
-    from kvassay.judge import judge
-
+    replicates = pack.contract.inference.bootstrap_replicates
+    if replicates > _MAX_BOOTSTRAP_REPLICATES:
+        return Check(
+            "rejudge", False, f"{replicates} bootstrap replicates; at most {_MAX_BOOTSTRAP_REPLICATES} are run"
+        )
+    computed = {arm: pair.computed for arm, pair in pack.ledgers.items()}
     try:
-        again = judge(pack.contract, pack.arms, pack.ledgers, pack.tables.tokens, pack.tables.items)
+        again = judge(pack.contract, pack.arms, computed, pack.tables.tokens, pack.tables.items)
         rendered = render_json(again.model_dump(mode="json"))
     except Exception as error:  # rows of a stranger: whatever they cause is a failed check and no crash
         return Check("rejudge", False, f"the rows cannot be judged: {type(error).__name__}: {error}")
@@ -25,13 +34,14 @@ def rejudge_check(pack: PackContent, stored: bytes) -> Check:
     found = list(differences(pack.verdicts.model_dump(mode="json"), again.model_dump(mode="json")))
     if not found:
         return Check("rejudge", False, f"{layout.VERDICTS} says the same as judging again, in other bytes")
-    first = found[0]
+    # The most telling one: an outcome if one differs, and the contract's hash only if nothing else does.
+    first = min(found, key=lambda one: (not one.path.endswith("outcome"), one.path == "contract_sha256"))
     more = f" ({len(found)} fields differ)" if len(found) > 1 else ""
-    return Check(
-        "rejudge",
-        False,
-        f"{first.path} is {first.stored!r}, judged again from the rows: {first.again!r}{more}",
-    )
+    version = pack.manifest.kvassay_version if pack.manifest else kvassay.__version__
+    if version != kvassay.__version__:
+        more += f"; the pack was written by kvassay {version}, judged again by {kvassay.__version__}"
+    sentence = f"{first.path} is {first.stored!r}, judged again from the rows: {first.again!r}{more}"
+    return Check("rejudge", False, sentence)
 
 
 class Difference(NamedTuple):

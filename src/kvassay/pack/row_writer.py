@@ -77,10 +77,6 @@ class RowWriter:
         self._write_groups(whole_only=False)
         self._parquet.close()
 
-    def abandon(self) -> None:
-        """Let go of the file, which is about to be removed: no footer is written when this object goes."""
-        self._parquet.is_open = False
-
     def _write_groups(self, whole_only: bool) -> None:
         waiting = pa.concat_tables([self._schema.empty_table(), *self._waiting])
         end = waiting.num_rows - (waiting.num_rows % ROW_GROUP_ROWS if whole_only else 0)

@@ -152,21 +152,3 @@ def _decoded_nbytes(column: pa.ChunkedArray) -> int:
 
 def _value_type(data_type: pa.DataType) -> pa.DataType:
     return data_type.value_type if isinstance(data_type, pa.DictionaryType) else data_type
-
-
-def compare_keys(table: ArrowTable, keys: tuple[str, ...]) -> dict[str, str | None]:
-    """For each arm, None if its rows carry the same `keys` as the first arm's, each once; else why not."""
-    faults: dict[str, str | None] = {}
-    first: ArrowTable = None
-    for arm in rows_per_arm(table):
-        rows = table.filter(pc.equal(table.column("arm"), arm)).select(list(keys))
-        rows = rows.sort_by([(key, "ascending") for key in keys])
-        doubled = rows.num_rows - rows.group_by(list(keys)).aggregate([]).num_rows
-        first = rows if first is None else first
-        if doubled:
-            faults[arm] = f"{arm} holds {doubled} rows twice (same {', '.join(keys)})"
-        elif rows.num_rows != first.num_rows or not rows.equals(first):
-            faults[arm] = f"{arm} and the first arm differ in {', '.join(keys)}: the comparison is not paired"
-        else:
-            faults[arm] = None
-    return faults

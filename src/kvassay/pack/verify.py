@@ -16,7 +16,6 @@ from kvassay.pack.agreement import (
     contract_checks,
     known_file_checks,
     ledger_checks,
-    pairing_checks,
     row_count_checks,
 )
 from kvassay.pack.checks import Check, Verification, printable_checks
@@ -50,7 +49,6 @@ def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
     yield Check("readable", True, "every file has the form that its name promises")
     yield from contract_checks(pack, manifest)
     yield from row_count_checks(pack, manifest)
-    yield from pairing_checks(pack)
     yield from arm_checks(pack)
     yield from ledger_checks(pack)
     yield rejudge_check(pack, verdicts)

@@ -24,7 +24,7 @@ class PackWriter:
         with PackWriter(out, contract, contract_toml) as pack:
             pack.append_tokens({"arm": "kivi-4", "document": "d1", "position": positions, ...})
             tables = pack.tables()
-            pack.write_verdicts(judge(contract, arms, ledgers, tables.tokens, tables.items))
+            pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items))
             ...
             pack.write_report(render(pack.content()))
             manifest = pack.commit()
@@ -59,7 +59,6 @@ class PackWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._abandon_rows()
         self._folder.__exit__(kind, error, traceback)
 
     def append_tokens(self, rows: Rows) -> None:
@@ -124,7 +123,6 @@ class PackWriter:
 
     def discard(self) -> None:
         """Remove all that was written. Does nothing after `commit`."""
-        self._abandon_rows()
         self._folder.discard()
 
     def _append(self, table: str, rows: Rows) -> None:
@@ -140,7 +138,3 @@ class PackWriter:
         for table, rows in self._rows.items():
             with self._folder.reporting_no_room(table_file(table)):
                 rows.close()
-
-    def _abandon_rows(self) -> None:
-        for rows in self._rows.values():
-            rows.abandon()

@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvassay.core.records import ClauseVerdict, FormatVerdict, Outcome, Role
-from kvassay.pack.reader import PackContent
 from kvassay.report.clause_tables import NO_BOUND
-from kvassay.report.figures import NOT_RECORDED, Shown, number, percent, points, significant, size
-from kvassay.report.ledger_figures import LedgerFigures, leading_ledger, ledger_figures
+from kvassay.report.figures import (
+    NOT_RECORDED,
+    Figure,
+    Shown,
+    as_given,
+    given,
+    number,
+    percent,
+    significant,
+    size,
+    times_smaller,
+)
+from kvassay.report.findings import Findings, MeanKl, whole_clause
+from kvassay.report.ledger_figures import LedgerFigures
 from kvassay.report.outcomes import MARKS, Mark, mark
-from kvassay.report.token_summary import ALL, KlSummary, summarise_kl
-
-KL_MEAN = "fidelity.kl_mean"
 
 
 class Interval(NamedTuple):
@@ -40,6 +48,8 @@ class AnswerRow(NamedTuple):
     basis: str
     kl: Interval | None
     tasks: tuple[TaskCell, ...]
+    absent: str
+    """What stands in place of a quality figure that is not there."""
 
 
 class Answer(NamedTuple):
@@ -53,72 +63,35 @@ class Answer(NamedTuple):
     one_sided_level: Shown
 
 
-class MeanKl(NamedTuple):
-    """Mean KL of an arm in nats per token, from its clause, or from its rows where the contract has no such clause."""
-
-    estimate: float
-    lower: float | None
-    upper: float | None
-    limit: float | None
-
-
-def answer(content: PackContent) -> Answer:
-    smallest = smallest_met(content)
+def answer(findings: Findings) -> Answer:
+    content, kl, figures = findings.content, findings.mean_kl, findings.figures
+    smallest = smallest_met(findings)
     candidates = [verdict for verdict in content.verdicts.formats if verdict.role is Role.CANDIDATE]
-    kl = mean_kl(content)
-    figures = arm_figures(content)
     tasks = tuple(sorted(content.contract.task))
     # Smallest first, so that the reader meets the answer in the order of the question; unmeasured ones come last.
     ordered = sorted(candidates, key=lambda v: figures[v.arm].stored_bits if v.arm in figures else float("inf"))
     alpha = content.contract.inference.alpha
     return Answer(
-        headline=_headline(content, candidates, smallest, figures, kl),
+        headline=_headline(findings, candidates, smallest),
         mark=mark(content.verdicts.outcome),
         overall_reason=content.verdicts.reason,
         exit_code=content.verdicts.exit_code,
         rows=tuple(_row(v, v is smallest, figures.get(v.arm), kl.get(v.arm), tasks) for v in ordered),
         tasks=tasks,
-        interval_level=percent(1 - 2 * alpha),
-        one_sided_level=percent(1 - alpha),
+        interval_level=Figure(level(1 - 2 * alpha), repr(1 - 2 * alpha)),
+        one_sided_level=Figure(level(1 - alpha), repr(1 - alpha)),
     )
 
 
-def arm_figures(content: PackContent) -> dict[str, LedgerFigures]:
-    return {arm: ledger_figures(arm, leading_ledger(pair)) for arm, pair in content.ledgers.items()}
-
-
-def smallest_met(content: PackContent) -> FormatVerdict | None:
+def smallest_met(findings: Findings) -> FormatVerdict | None:
     """The candidate of fewest stored bits among those that are MET; None where none is or none has a ledger."""
-    figures = arm_figures(content)
+    figures = findings.figures
     met = [
         verdict
-        for verdict in content.verdicts.formats
+        for verdict in findings.content.verdicts.formats
         if verdict.role is Role.CANDIDATE and verdict.outcome is Outcome.MET and verdict.arm in figures
     ]
     return min(met, key=lambda verdict: figures[verdict.arm].stored_bits, default=None)
-
-
-def mean_kl(content: PackContent) -> dict[str, MeanKl]:
-    """Mean KL by arm, for every arm that has token rows."""
-    found = {
-        summary.arm: MeanKl(summary.mean_nats, summary.lower_nats, summary.upper_nats, None)
-        for summary in _summaries(content)
-        if summary.mean_nats is not None
-    }
-    for verdict in content.verdicts.formats:
-        clause = whole_clause(verdict, KL_MEAN)
-        if clause is None:
-            continue
-        found.pop(verdict.arm, None)
-        # A clause without an estimate rests on rows that may not be used, so they give no figure here either.
-        if clause.estimate is not None:
-            found[verdict.arm] = MeanKl(clause.estimate, clause.lower, clause.upper, clause.limit)
-    return found
-
-
-def whole_clause(verdict: FormatVerdict, name: str) -> ClauseVerdict | None:
-    """The clause of that name over the whole, not one slice of it."""
-    return next((clause for clause in verdict.clauses if clause.clause == name and clause.slice == ALL), None)
 
 
 def task_loss(clause: ClauseVerdict) -> Interval:
@@ -130,8 +103,16 @@ def task_loss(clause: ClauseVerdict) -> Interval:
         estimate, lower, upper = (_negated(clause.estimate), _negated(clause.upper), _negated(clause.lower))
     else:
         estimate, lower, upper = clause.estimate, clause.lower, clause.upper
-    bounds = (points(bound) if bound is not None else NO_BOUND for bound in (lower, upper))
-    return Interval(points(estimate), *bounds, points(abs(clause.limit)))
+    return Interval(_points(estimate), _points(lower), _points(upper), _limit_points(abs(clause.limit)))
+
+
+def _points(share: float | None) -> Shown:
+    """A difference of two shares in percentage points; the exact value is the share."""
+    return NO_BOUND if share is None else Figure(significant(100 * share), repr(share))
+
+
+def _limit_points(share: float) -> Shown:
+    return Figure(as_given(round(100 * share, 10)), repr(share))
 
 
 def _bound(value: float | None) -> Shown:
@@ -140,10 +121,6 @@ def _bound(value: float | None) -> Shown:
 
 def _negated(value: float | None) -> float | None:
     return None if value is None else 0.0 - value
-
-
-def _summaries(content: PackContent) -> list[KlSummary]:
-    return summarise_kl(content.tables.tokens, content.contract, [arm.name for arm in content.arms])
 
 
 def _row(
@@ -164,11 +141,12 @@ def _row(
         basis=figures.basis.replace("_", "-") if figures else "",
         kl=_kl_interval(kl) if kl else None,
         tasks=tuple(TaskCell(task, _task_interval(verdict, task)) for task in tasks),
+        absent="not measured" if verdict.outcome is Outcome.NOT_MEASURED else "no usable figure",
     )
 
 
 def _kl_interval(kl: MeanKl) -> Interval:
-    allowed = number(kl.limit) if kl.limit is not None else None
+    allowed = given(kl.limit) if kl.limit is not None else None
     return Interval(number(kl.estimate), _bound(kl.lower), _bound(kl.upper), allowed)
 
 
@@ -177,34 +155,31 @@ def _task_interval(verdict: FormatVerdict, task: str) -> Interval | None:
     return task_loss(clause) if clause is not None and clause.estimate is not None else None
 
 
-def _headline(
-    content: PackContent,
-    candidates: list[FormatVerdict],
-    smallest: FormatVerdict | None,
-    figures: dict[str, LedgerFigures],
-    kl: dict[str, MeanKl],
-) -> str:
+def _headline(findings: Findings, candidates: list[FormatVerdict], smallest: FormatVerdict | None) -> str:
+    content = findings.content
     if smallest is None:
         outcomes = [verdict.outcome for verdict in candidates]
         counted = [f"{outcomes.count(o)} {m.word}" for o, m in MARKS.items() if o in outcomes and o is not Outcome.MET]
         if Outcome.MET in outcomes:
             return "A candidate met the contract, and no byte ledger is recorded that says what it stores."
-        return f"No candidate is shown to meet the contract “{content.contract.name}” ({', '.join(counted) or 'none was judged'})."
-    found = figures[smallest.arm]
+        tally = ", ".join(counted) or "none was judged"
+        return f"No candidate is shown to meet the contract “{content.contract.name}” ({tally})."
+    found = findings.figures[smallest.arm]
     parts = [
         f"{smallest.arm} is the smallest candidate that met the contract “{content.contract.name}”: "
         f"{significant(found.stored_bits, 4)} stored bits per value, "
-        f"{significant(100 * found.share_of_16_bit)}% of a 16-bit cache{_times_smaller(found.share_of_16_bit)}"
+        f"{significant(100 * found.share_of_16_bit)}% of a 16-bit cache ({times_smaller(found.share_of_16_bit)})"
     ]
-    if (loss := kl.get(smallest.arm)) is not None:
+    if (loss := findings.mean_kl.get(smallest.arm)) is not None:
         between = ""
         if loss.lower is not None and loss.upper is not None:
-            level = significant(100 * (1 - 2 * content.contract.inference.alpha))
-            between = f" ({level}% interval {significant(loss.lower)} to {significant(loss.upper)}"
-            between += f", allowed {significant(loss.limit)})" if loss.limit is not None else ")"
+            interval_level = level(1 - 2 * content.contract.inference.alpha)
+            between = f" ({interval_level} interval {significant(loss.lower)} to {significant(loss.upper)}"
+            between += f", allowed {as_given(loss.limit)})" if loss.limit is not None else ")"
         parts.append(f", at a mean KL of {significant(loss.estimate)} nats per token{between}")
     return "".join(parts) + "."
 
 
-def _times_smaller(share: float) -> str:
-    return f" ({significant(1 / share)} times smaller)" if 0 < share < 1 else ""
+def level(share: float) -> str:
+    """A confidence level as percent, such as `95%`."""
+    return f"{as_given(round(100 * share, 10))}%"

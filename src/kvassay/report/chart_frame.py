@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from kvassay.report.palette import GRID, INK, MUTED, PAGE
+from kvassay.report.visible_text import visible
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 """The spec's name for its own language; no renderer has to fetch it."""
@@ -48,15 +49,34 @@ def framed(width: int, height: int | None, rows: list[dict[str, Any]], **parts: 
                 "labelColor": INK.light,
                 "titleColor": INK.light,
                 "labelLimit": 260,
+                # The reader's font may be wider than the one the legend was measured with.
+                "columnPadding": 44,
             },
             "header": {"labelFontSize": 12, "labelColor": INK.light, "titleColor": INK.light},
-            "text": {"fontSize": 12, "fill": INK.light},
+            "text": {"fontSize": 12},
             "rect": {"stroke": PAGE.light},
         },
     }
     if height is not None:
         spec["height"] = height
     return spec
+
+
+def texts(source: Spec, encoding: dict[str, Any], **mark: Any) -> list[Spec]:
+    """Two layers of one text: a halo in the colour of the page, so that lines do not run through it, and the text.
+
+    `source` is the layers' `data` or `transform`.
+    """
+    halo = {"stroke": PAGE.light, "strokeWidth": 4, "strokeJoin": "round"}
+    styles = (halo, {"fill": INK.light})
+    return [{**source, "mark": {"type": "text", **mark, **style}, "encoding": encoding} for style in styles]
+
+
+def bar_label(name: str, width: int) -> str:
+    """A name over its bar, cut to the plot's width; the table beside the chart has it whole."""
+    room = 30 if width == NARROW else 2 * MAX_LABEL_CHARACTERS
+    shown = visible(name)
+    return shown if len(shown) <= room else shown[: room - 1] + "…"
 
 
 def finite(value: float | None) -> float | None:

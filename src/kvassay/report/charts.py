@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from kvassay.pack.reader import PackContent
 from kvassay.report.chart_frame import NARROW, WIDE, Spec
+from kvassay.report.findings import Findings, find
 from kvassay.report.frontier_chart import frontier_chart
 from kvassay.report.layer_chart import layer_chart
 from kvassay.report.ledger_chart import ledger_chart
@@ -20,7 +21,7 @@ class ChartKind(NamedTuple):
     """The text alternative: what the axes are and how to read it."""
     columns: tuple[tuple[str, str], ...]
     """Fields of the spec's rows that the table beside the chart shows, with their headings."""
-    build: Callable[[PackContent, int], Spec | None]
+    build: Callable[[Findings, int], Spec | None]
 
 
 class Chart(NamedTuple):
@@ -37,8 +38,10 @@ KINDS: tuple[ChartKind, ...] = (
     ChartKind(
         "bytes-against-loss",
         "Bytes against loss",
-        "Horizontal: stored bits per cached value, with scales, windows, sinks and padding. Vertical, logarithmic: mean KL "
-        "divergence from the full-precision cache in nats per token, with its confidence interval. Lower and further left "
+        "Horizontal: stored bits per cached value, with scales, windows, sinks and padding. Vertical, "
+        "logarithmic: mean KL "
+        "divergence from the full-precision cache in nats per token, with its confidence interval. Lower "
+        "and further left "
         "is better. A dashed line marks the most that the contract allows.",
         (
             ("arm", "format"),
@@ -54,7 +57,8 @@ KINDS: tuple[ChartKind, ...] = (
     ChartKind(
         "kl-by-slice",
         "Mean KL by slice",
-        "For each format, one line a slice: the mean KL divergence in nats per token on a logarithmic scale, with its "
+        "For each format, one line a slice: the mean KL divergence in nats per token on a logarithmic "
+        "scale, with its "
         "confidence interval where the slice has enough documents.",
         (
             ("arm", "format"),
@@ -69,8 +73,10 @@ KINDS: tuple[ChartKind, ...] = (
     ChartKind(
         "error-by-layer",
         "Relative output error by layer",
-        "A heat map. Horizontal: layers of the model. For each format three rows: only the keys replaced by their decoded "
-        "codes, only the values, or both. A stronger colour is a larger relative error of the attention output; the largest "
+        "A heat map. Horizontal: layers of the model. For each format three rows: only the keys replaced "
+        "by their decoded "
+        "codes, only the values, or both. A stronger colour is a larger relative error of the attention "
+        "output; the largest "
         "over the captured documents.",
         (
             ("arm", "format"),
@@ -83,7 +89,8 @@ KINDS: tuple[ChartKind, ...] = (
     ChartKind(
         "bytes-by-owner",
         "Bytes per token by owner",
-        "For each format two bars: persistent bytes per token of context, stacked by what they are for, and the transient "
+        "For each format two bars: persistent bytes per token of context, stacked by what they are for, "
+        "and the transient "
         "peak of the buffers that decoding needs. A dashed line marks the same tokens in 16 bits.",
         (
             ("arm", "format"),
@@ -96,11 +103,11 @@ KINDS: tuple[ChartKind, ...] = (
 )
 
 
-def charts(content: PackContent) -> dict[str, Chart]:
+def charts(findings: Findings) -> dict[str, Chart]:
     """The charts that the pack's rows allow, by name. Their data are a function of the pack alone."""
     found: dict[str, Chart] = {}
     for kind in KINDS:
-        wide, narrow = kind.build(content, WIDE), kind.build(content, NARROW)
+        wide, narrow = kind.build(findings, WIDE), kind.build(findings, NARROW)
         if wide is not None and narrow is not None:
             found[kind.name] = Chart(kind, wide, narrow)
     return found
@@ -108,4 +115,4 @@ def charts(content: PackContent) -> dict[str, Chart]:
 
 def chart_specs(content: PackContent) -> dict[str, Spec]:
     """Vega-Lite specs of the report's charts by name, each with its rows as inline data; JSON values only."""
-    return {name: chart.wide for name, chart in charts(content).items()}
+    return {name: chart.wide for name, chart in charts(find(content)).items()}

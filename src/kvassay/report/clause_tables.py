@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-import pyarrow.compute as pc
-
 from kvassay.core.records import ClauseVerdict, ControlResult, FormatVerdict, Role
 from kvassay.pack import layout
 from kvassay.pack.reader import PackContent
 from kvassay.pack.tables import table_file
-from kvassay.report.figures import NOT_RECORDED, Figure, Shown, number
+from kvassay.report.arrow_rows import Reads, stored_reads
+from kvassay.report.figures import NOT_RECORDED, Figure, Shown, given, number
 from kvassay.report.outcomes import ROLE_WORDS, Mark, control_mark, mark, severity
 
 NOT_MEASURED = "not measured"
@@ -29,6 +27,7 @@ class ClauseRow(NamedTuple):
     weight: str
     n: Shown
     n_unit: str
+    measured: bool
     estimate: Shown
     lower: Shown
     upper: Shown
@@ -80,13 +79,8 @@ def run_controls(content: PackContent) -> list[ControlRow]:
 
 
 def engagement(content: PackContent) -> list[Engagement]:
-    reads = {
-        arm.name: content.tables.tokens.filter(pc.equal(content.tables.tokens.column("arm"), arm.name))
-        .column("stored_reads")
-        .drop_null()
-        .to_numpy()
-        for arm in content.arms
-    }
+    reads = stored_reads(content.tables.tokens)
+    unread = Reads(None, None, None)
     return [
         Engagement(
             arm=arm.name,
@@ -94,19 +88,12 @@ def engagement(content: PackContent) -> list[Engagement]:
             scale_source=arm.scale_source or NOT_RECORDED,
             clipped=number(arm.clipped_values),
             encoded=number(arm.encoded_values),
-            lowest_reads=_figure(reads[arm.name], np.min),
-            mean_reads=_figure(reads[arm.name], np.mean),
-            highest_reads=_figure(reads[arm.name], np.max),
+            lowest_reads=number(reads.get(arm.name, unread).least),
+            mean_reads=number(reads.get(arm.name, unread).mean),
+            highest_reads=number(reads.get(arm.name, unread).most),
         )
         for arm in content.arms
     ]
-
-
-def _figure(values: np.ndarray, of: np.ufunc) -> Shown:
-    if not len(values):
-        return NOT_RECORDED
-    found = float(of(values))
-    return number(int(found) if found.is_integer() else found)
 
 
 def _format(verdict: FormatVerdict) -> FormatClauses:
@@ -133,10 +120,11 @@ def _clause(clause: ClauseVerdict) -> ClauseRow:
         weight=weight,
         n=number(clause.n),
         n_unit=clause.n_unit,
+        measured=measured,
         estimate=number(clause.estimate, digits=4) if measured else NOT_MEASURED,
         lower=_bound(clause.lower, measured),
         upper=_bound(clause.upper, measured),
-        limit=number(clause.limit, digits=4),
+        limit=given(clause.limit),
         unit=clause.unit,
         method=clause.method,
         reason=clause.reason,

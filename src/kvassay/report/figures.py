@@ -41,6 +41,17 @@ def number(value: float | int | None, unit: str = "", digits: int = DIGITS) -> S
     return Figure(significant(value, digits) + _spaced(unit), repr(value))
 
 
+def given(value: float | None, unit: str = "") -> Shown:
+    """A value that someone chose, such as a limit: all its digits and no trailing zeros."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    return Figure(as_given(value) + _spaced(unit), repr(value))
+
+
+def as_given(value: float) -> str:
+    return f"{value:,.10g}".replace("-", "−")
+
+
 def percent(share: float | None, digits: int = DIGITS) -> Shown:
     """A share of 1 as percent; the exact value is the share."""
     if share is None or not math.isfinite(share):
@@ -48,11 +59,13 @@ def percent(share: float | None, digits: int = DIGITS) -> Shown:
     return Figure(f"{significant(100 * share, digits)}%", repr(float(share)))
 
 
-def points(share: float | None, digits: int = DIGITS) -> Shown:
-    """A difference of two shares, in percentage points; the exact value is the share."""
-    if share is None or not math.isfinite(share):
-        return number(share)
-    return Figure(f"{significant(100 * share, digits)} points", repr(float(share)))
+def times_smaller(share: float) -> str:
+    """A share of a denominator in words; `as large` where it is 1."""
+    if share <= 0:
+        return "no bytes"
+    if share == 1:
+        return "as large"
+    return f"{significant(1 / share)} times smaller" if share < 1 else f"{significant(share)} times larger"
 
 
 def size(nbytes: float | int | None) -> Shown:
@@ -91,7 +104,8 @@ def significant(value: float, digits: int = DIGITS) -> str:
     if _PLAIN_FROM <= abs(rounded) < _PLAIN_TO:
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
         return f"{rounded:,.{decimals}f}".replace("-", "−")
-    mantissa, exponent = f"{rounded:.{digits - 1}e}".split("e")
+    # From `value`: the largest floats round to infinity.
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa}×10{str(int(exponent)).translate(_SUPERSCRIPTS)}".replace("-", "−")
 
 

@@ -6,11 +6,10 @@ import math
 from typing import Any, NamedTuple
 
 from kvassay.core.records import Outcome, Role
-from kvassay.pack.reader import PackContent
-from kvassay.report.answer import MeanKl, arm_figures, mean_kl
-from kvassay.report.chart_frame import MAX_LABEL_CHARACTERS, NARROW, Spec, decades, finite, framed
-from kvassay.report.figures import significant
-from kvassay.report.label_places import Box, Point, place_labels
+from kvassay.report.chart_frame import MAX_LABEL_CHARACTERS, NARROW, Spec, decades, finite, framed, texts
+from kvassay.report.figures import as_given, significant
+from kvassay.report.findings import Findings, MeanKl
+from kvassay.report.label_places import CHARACTER_WIDTH, LABEL_HEIGHT, Box, Point, place_labels
 from kvassay.report.outcomes import MARKS
 from kvassay.report.palette import LIMIT, MUTED, OUTCOMES
 from kvassay.report.visible_text import visible
@@ -59,18 +58,18 @@ class _Axes(NamedTuple):
         return missing if kl_nats is None else min(max(kl_nats, self.kl_min), self.kl_max)
 
 
-def frontier_chart(content: PackContent, width: int) -> Spec | None:
+def frontier_chart(findings: Findings, width: int) -> Spec | None:
     """None where no arm has both a ledger and a positive mean KL."""
-    entries = _entries(content)
+    entries = _entries(findings)
     positive = [entry.kl.estimate for entry in entries if entry.kl.estimate > 0]
     if not positive:
         return None
     limit = next((entry.kl.limit for entry in entries if entry.kl.limit is not None and entry.kl.limit > 0), None)
     axes = _axes(entries, positive, limit, width)
-    noise = noise_floor(content)
+    noise = noise_floor(findings)
     lines = []
     if limit is not None:
-        lines.append({"line": f"contract limit {significant(limit)}", "kl_nats": limit})
+        lines.append({"line": f"contract limit {as_given(limit)}", "kl_nats": limit})
     if noise is not None and noise > axes.kl_min:
         lines.append({"line": f"noise floor {significant(noise)}", "kl_nats": noise})
     labels = [_label(entry, width) for entry in entries]
@@ -87,21 +86,22 @@ def frontier_chart(content: PackContent, width: int) -> Spec | None:
         ],
         width,
         HEIGHT,
+        [box for line in lines for box in _line_boxes(line, axes)],
     )
     rows = [_row(entry, label, box, axes) for entry, label, box in zip(entries, labels, boxes, strict=True)]
     return framed(width, HEIGHT, rows, layer=_layers(rows, lines, axes), resolve={"scale": {"shape": "shared"}})
 
 
-def noise_floor(content: PackContent) -> float | None:
+def noise_floor(findings: Findings) -> float | None:
     """Largest mean KL of the reference against itself; None where it was not run."""
-    found = mean_kl(content)
-    again = [arm.name for arm in content.arms if arm.role is Role.REFERENCE_AGAIN]
+    found = findings.mean_kl
+    again = [arm.name for arm in findings.content.arms if arm.role is Role.REFERENCE_AGAIN]
     return max((found[name].estimate for name in again if name in found), default=None)
 
 
-def _entries(content: PackContent) -> list[_Entry]:
+def _entries(findings: Findings) -> list[_Entry]:
     """Candidates and canary; the reference against itself is a line."""
-    figures, kl = arm_figures(content), mean_kl(content)
+    content, figures, kl = findings.content, findings.figures, findings.mean_kl
     entries = [
         _Entry(verdict.arm, verdict.role, verdict.outcome, figures[verdict.arm].stored_bits, kl[verdict.arm])
         for verdict in content.verdicts.formats
@@ -118,8 +118,8 @@ def _entries(content: PackContent) -> list[_Entry]:
 
 def _axes(entries: list[_Entry], positive: list[float], limit: float | None, width: int) -> _Axes:
     ends = [bound for entry in entries for bound in (entry.kl.lower, entry.kl.upper) if bound is not None]
-    low = min([*positive, *([limit] if limit else [])])
-    high = max([*positive, *([limit] if limit else [])])
+    points = [*positive, limit] if limit is not None else positive
+    low, high = min(points), max(points)
     # An interval may reach a decade beyond the points; beyond that it is cut, or one wide bound flattens the chart.
     low = min([low, *(end for end in ends if low / 10 <= end)])
     high = max([high, *(end for end in ends if end <= high * 10)])
@@ -140,7 +140,12 @@ def _label(entry: _Entry, width: int) -> str:
 def _row(entry: _Entry, label: str, box: Box, axes: _Axes) -> dict[str, Any]:
     drawn = axes.drawn(entry.kl.estimate, axes.kl_min)
     middle = (box.top + box.bottom) / 2
-    on_right = box.left > axes.x(entry.stored_bits)
+    x, y = axes.x(entry.stored_bits), axes.y(drawn)
+    # The end towards the point is fixed, since the reader's font may be narrower than the one reckoned with.
+    anchor = "right" if box.right < x else "left"
+    # A leader ends at the label's nearest side; over or under a label that spans the point, at its edge.
+    end_x = min(max(x, box.left - 2), box.right + 2)
+    end_y = middle if end_x != x else (box.top if box.top > y else box.bottom)
     return {
         "arm": visible(entry.arm),
         "role": entry.role.value,
@@ -153,11 +158,20 @@ def _row(entry: _Entry, label: str, box: Box, axes: _Axes) -> dict[str, Any]:
         "drawn_lower_nats": axes.drawn(entry.kl.lower, drawn),
         "drawn_upper_nats": axes.drawn(entry.kl.upper, drawn),
         "label": label,
-        "label_bits": axes.bits(box.left),
+        "anchor": anchor,
+        "label_bits": axes.bits(box.right if anchor == "right" else box.left),
         "label_nats": axes.kl_nats(middle),
-        "leader_bits": axes.bits(box.left - 2 if on_right else box.right + 2),
-        "far": abs(middle - axes.y(drawn)) > 16,
+        "leader_bits": axes.bits(end_x),
+        "leader_nats": axes.kl_nats(end_y),
+        "far": abs(middle - y) > 16,
     }
+
+
+def _line_boxes(line: dict[str, Any], axes: _Axes) -> list[Box]:
+    """What a horizontal line and the words over its right end cover."""
+    y = axes.y(line["kl_nats"])
+    words = Box(axes.width - CHARACTER_WIDTH * len(line["line"]), y - 4 - LABEL_HEIGHT, axes.width, y)
+    return [Box(0, y - 4, axes.width, y + 4), words]
 
 
 def _layers(rows: list[dict[str, Any]], lines: list[dict[str, Any]], axes: _Axes) -> list[Spec]:
@@ -222,7 +236,7 @@ def _layers(rows: list[dict[str, Any]], lines: list[dict[str, Any]], axes: _Axes
                 "x": x,
                 "y": {**y, "field": "drawn_nats"},
                 "x2": {"field": "leader_bits"},
-                "y2": {"field": "label_nats"},
+                "y2": {"field": "leader_nats"},
             },
         },
         {
@@ -238,15 +252,15 @@ def _layers(rows: list[dict[str, Any]], lines: list[dict[str, Any]], axes: _Axes
             "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
             "encoding": {"x": x, "y": {**y, "field": "drawn_nats"}, "color": colour, "shape": shape},
         },
-        {
-            "mark": {"type": "text", "align": "left", "baseline": "middle"},
-            "encoding": {
-                "x": {**x, "field": "label_bits"},
-                "y": {**y, "field": "label_nats"},
-                "text": {"field": "label"},
-            },
-        },
     ]
+    label = {
+        "x": {**x, "field": "label_bits"},
+        "y": {**y, "field": "label_nats"},
+        "text": {"field": "label"},
+    }
+    for anchor in ("left", "right"):
+        of_anchor = {"transform": [{"filter": {"field": "anchor", "equal": anchor}}]}
+        layers += texts(of_anchor, label, align=anchor, baseline="middle")
     for layer in layers:
         for channel in layer["encoding"].values():
             if channel.get("field", "") is None:

@@ -15,6 +15,7 @@ from kvassay.report.chart_svg import draw
 from kvassay.report.charts import Chart, charts
 from kvassay.report.clause_tables import engagement, format_clauses, run_controls
 from kvassay.report.figures import NOT_RECORDED, Shown, number
+from kvassay.report.findings import Findings, find
 from kvassay.report.frontier_chart import noise_floor
 from kvassay.report.layer_chart import arms_left_out
 from kvassay.report.ledger_tables import ledger_tables
@@ -44,14 +45,16 @@ class Detail(NamedTuple):
 
 
 DETAILS = (
-    Detail(3, slice_clauses=300, further_layers=5, documents=200, sources=300, chart_table_rows=400, with_charts=True),
+    Detail(3, slice_clauses=300, further_layers=2, documents=200, sources=300, chart_table_rows=400, with_charts=True),
     Detail(1, slice_clauses=60, further_layers=0, documents=20, sources=40, chart_table_rows=60, with_charts=True),
     Detail(0, slice_clauses=20, further_layers=0, documents=0, sources=0, chart_table_rows=0, with_charts=False),
 )
 """From full to bare: a pack of hundreds of formats, or of a stranger, must still give a page that opens."""
 
 
-class DrawnChart(NamedTuple):
+class Drawing(NamedTuple):
+    """A chart as inline SVG for both widths, with its figures as a table."""
+
     chart: Chart
     wide: Markup
     narrow: Markup
@@ -61,16 +64,18 @@ class DrawnChart(NamedTuple):
 
 def render_report(content: PackContent) -> str:
     """The whole report; under 3 MB, with less detail where a pack is so large that it would not be."""
-    found = charts(content)
+    findings = find(content)
+    drawings = [_drawing(chart) for chart in charts(findings).values()]
     page = ""
     for detail in DETAILS:
-        page = _render(content, found if detail.with_charts else {}, detail)
+        page = _render(findings, drawings if detail.with_charts else [], detail)
         if len(page.encode()) < MAX_REPORT_NBYTES:
             break
     return page
 
 
-def _render(content: PackContent, found: dict[str, Chart], detail: Detail) -> str:
+def _render(findings: Findings, drawings: list[Drawing], detail: Detail) -> str:
+    content = findings.content
     return (
         _environment()
         .get_template("report.html.j2")
@@ -80,18 +85,18 @@ def _render(content: PackContent, found: dict[str, Chart], detail: Detail) -> st
             css=Markup(style_sheet()),
             content=content,
             contract=content.contract,
-            answer=answer(content),
-            charts={name: _drawn(chart, detail) for name, chart in found.items()},
-            noise_floor=number(noise_floor(content)),
+            answer=answer(findings),
+            charts={drawing.chart.kind.name: _with_table(drawing, detail) for drawing in drawings},
+            noise_floor=number(noise_floor(findings)),
             formats=format_clauses(content),
             controls=run_controls(content),
             engagement=engagement(content),
             slices=slices(content, detail.slice_clauses),
-            worst=worst_rows(content),
+            worst=worst_rows(findings),
             examples=worst_examples(content, detail.examples_per_arm),
-            numeric=numeric_level(content, detail.further_layers),
+            numeric=numeric_level(findings.layers, detail.further_layers),
             measures=MEASURES,
-            chart_arms_left_out=arms_left_out(content),
+            chart_arms_left_out=arms_left_out(findings),
             ledgers=ledger_tables(content),
             plan=planned(content),
             limits=scope_limits(content),
@@ -104,16 +109,22 @@ def _render(content: PackContent, found: dict[str, Chart], detail: Detail) -> st
     )
 
 
-def _drawn(chart: Chart, detail: Detail) -> DrawnChart:
+def _drawing(chart: Chart) -> Drawing:
     kind = chart.kind
-    rows = chart.rows[: detail.chart_table_rows]
-    return DrawnChart(
+    return Drawing(
         chart=chart,
         wide=draw(chart.wide, f"{kind.name}-wide", kind.title, kind.description, "wide"),
         narrow=draw(chart.narrow, f"{kind.name}-narrow", kind.title, kind.description, "narrow"),
-        table=tuple(tuple(_cell(row[field]) for field, _ in kind.columns) for row in rows),
-        rows_left_out=len(chart.rows) - len(rows),
+        table=(),
+        rows_left_out=0,
     )
+
+
+def _with_table(drawing: Drawing, detail: Detail) -> Drawing:
+    rows = drawing.chart.rows[: detail.chart_table_rows]
+    columns = drawing.chart.kind.columns
+    table = tuple(tuple(_cell(row[field]) for field, _ in columns) for row in rows)
+    return drawing._replace(table=table, rows_left_out=len(drawing.chart.rows) - len(rows))
 
 
 def _cell(value: Any) -> Shown:

@@ -35,8 +35,10 @@ class Box(NamedTuple):
         return width * height if width > 0 and height > 0 else 0.0
 
 
-def place_labels(points: Sequence[Point], width: float, height: float) -> list[Box]:
+def place_labels(points: Sequence[Point], width: float, height: float, taken: Sequence[Box] = ()) -> list[Box]:
     """A box for each label inside a plot of `width` x `height` pixels; greedy, in the order of the points.
+
+    `taken` are boxes of other things, such as lines.
 
     Where no free place exists the one that covers least is taken.
     """
@@ -44,7 +46,7 @@ def place_labels(points: Sequence[Point], width: float, height: float) -> list[B
     placed: list[Box] = []
     for point in points:
         candidates = [_inside(box, width, height) for box in _candidates(point)]
-        obstacles = [*marks, *placed]
+        obstacles = [*taken, *marks, *placed]
         # min() keeps the first of equals: the nearest free place.
         placed.append(min(candidates, key=lambda box: round(sum(box.overlap(other) for other in obstacles), 3)))
     return placed
@@ -58,13 +60,14 @@ def _mark_boxes(point: Point) -> list[Box]:
 
 
 def _candidates(point: Point) -> list[Box]:
-    """Right of the point, then left of it, at growing vertical distance."""
+    """Right of the point, left of it, over and under it, at growing vertical distance."""
     width = CHARACTER_WIDTH * len(point.label)
     boxes: list[Box] = []
     for distance in _DISTANCES:
         for dy in dict.fromkeys((-distance, distance)):
             middle = point.y + dy
-            for left in (point.x + POINT_RADIUS + 3, point.x - POINT_RADIUS - 3 - width):
+            beside = (point.x + POINT_RADIUS + 3, point.x - POINT_RADIUS - 3 - width)
+            for left in (*beside, point.x - width / 2):
                 boxes.append(Box(left, middle - LABEL_HEIGHT / 2, left + width, middle + LABEL_HEIGHT / 2))
     return boxes
 

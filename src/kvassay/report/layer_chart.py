@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvassay.pack.reader import PackContent
-from kvassay.report.chart_frame import MAX_LABEL_CHARACTERS, NARROW, Spec, framed
+from kvassay.report.chart_frame import NARROW, Spec, bar_label, framed
 from kvassay.report.figures import significant
-from kvassay.report.numeric_level import LayerError, layer_errors
-from kvassay.report.palette import HEAT, MUTED
+from kvassay.report.findings import Findings
+from kvassay.report.numeric_level import LayerError
+from kvassay.report.palette import HEAT, INK, MUTED
 from kvassay.report.visible_text import visible
 
-MAX_CELLS = 2400
+MAX_CELLS = 1200
 """Beyond this the arms with the smallest errors are left out, so that the page stays small."""
 
 _SIDES = ("keys", "values", "both")
@@ -21,11 +21,11 @@ _ROW_PIXELS = 17
 _EXACT = "exact (0)"
 
 
-def layer_chart(content: PackContent, width: int) -> Spec | None:
+def layer_chart(findings: Findings, width: int) -> Spec | None:
     """None where no layer has a relative output error. Arms that are exact everywhere are left out."""
     errors = [
         error
-        for error in layer_errors(content)
+        for error in findings.layers
         if error.substituted in _SIDES and error.output_relative is not None and math.isfinite(error.output_relative)
     ]
     positive = [error.output_relative for error in errors if error.output_relative and error.output_relative > 0]
@@ -38,7 +38,7 @@ def layer_chart(content: PackContent, width: int) -> Spec | None:
     names: list[dict[str, Any]] = []
     for index, arm in enumerate(arms):
         top = index * _ARM_ROWS
-        names.append({"name": _label(arm, width), "top": top + 0.9})
+        names.append({"name": bar_label(arm, width), "top": top + 0.9})
         rows.extend(_cell(error, top, edges, bands) for error in errors if error.arm == arm)
     sides = [
         {"side": side if width > NARROW else {"keys": "K", "values": "V", "both": "K+V"}[side], "middle": top + 1.5 + i}
@@ -49,9 +49,9 @@ def layer_chart(content: PackContent, width: int) -> Spec | None:
     return framed(width, round(height * _ROW_PIXELS), rows, layer=_layers(rows, names, sides, bands, height, width))
 
 
-def arms_left_out(content: PackContent) -> int:
+def arms_left_out(findings: Findings) -> int:
     """Arms with errors that the chart does not draw."""
-    errors = [error for error in layer_errors(content) if error.output_relative]
+    errors = [error for error in findings.layers if error.output_relative]
     return len({error.arm for error in errors}) - len(_arms(errors))
 
 
@@ -86,18 +86,13 @@ def _cell(error: LayerError, top: float, edges: list[float], bands: list[str]) -
         "arm": visible(error.arm),
         "substituted": error.substituted,
         "layer": error.layer,
-        "next_layer": error.layer + 1,
+        "left": error.layer - 0.5,
+        "right": error.layer + 0.5,
         "output_relative": value,
         "band": bands[0] if value == 0 else bands[1 + level],
         "top": row,
         "bottom": row + 0.92,
     }
-
-
-def _label(name: str, width: int) -> str:
-    room = 30 if width == NARROW else 2 * MAX_LABEL_CHARACTERS
-    shown = visible(name)
-    return shown if len(shown) <= room else shown[: room - 1] + "…"
 
 
 def _layers(
@@ -110,20 +105,20 @@ def _layers(
 ) -> list[Spec]:
     present = [band for band in bands if any(row["band"] == band for row in rows)]
     colours = dict(zip(bands, ["transparent", *(colour.light for colour in HEAT)], strict=True))
-    last = max(row["next_layer"] for row in rows)
+    layers = max(row["layer"] for row in rows) + 1
     y = {"type": "quantitative", "scale": {"domain": [height, 0], "nice": False}, "axis": None}
     x = {
         "type": "quantitative",
         "title": "layer",
-        "scale": {"domain": [0, last], "nice": False},
+        "scale": {"domain": [-0.5, layers - 0.5], "nice": False},
         "axis": {"tickCount": 10 if width > NARROW else 5, "tickMinStep": 1, "grid": False, "format": "d"},
     }
     return [
         {
-            "mark": {"type": "rect", "strokeWidth": 1 if width / last >= 6 else 0},
+            "mark": {"type": "rect", "strokeWidth": 1 if width / layers >= 6 else 0},
             "encoding": {
-                "x": {**x, "field": "layer"},
-                "x2": {"field": "next_layer"},
+                "x": {**x, "field": "left"},
+                "x2": {"field": "right"},
                 "y": {**y, "field": "top"},
                 "y2": {"field": "bottom"},
                 "color": {
@@ -143,12 +138,19 @@ def _layers(
         },
         {
             "data": {"name": "names", "values": names},
-            "mark": {"type": "text", "align": "left", "baseline": "bottom"},
-            "encoding": {"x": {**x, "datum": 0}, "y": {**y, "field": "top"}, "text": {"field": "name"}},
+            "mark": {"type": "text", "align": "left", "baseline": "bottom", "fill": INK.light},
+            "encoding": {"x": {**x, "datum": -0.5}, "y": {**y, "field": "top"}, "text": {"field": "name"}},
         },
         {
             "data": {"name": "sides", "values": sides},
-            "mark": {"type": "text", "align": "right", "baseline": "middle", "dx": -5, "fontSize": 11},
-            "encoding": {"x": {**x, "datum": 0}, "y": {**y, "field": "middle"}, "text": {"field": "side"}},
+            "mark": {
+                "type": "text",
+                "align": "right",
+                "baseline": "middle",
+                "dx": -5,
+                "fontSize": 11,
+                "fill": INK.light,
+            },
+            "encoding": {"x": {**x, "datum": -0.5}, "y": {**y, "field": "middle"}, "text": {"field": "side"}},
         },
     ]

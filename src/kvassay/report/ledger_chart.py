@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvassay.core.geometry import Owner
-from kvassay.pack.reader import PackContent
-from kvassay.report.chart_frame import MAX_LABEL_CHARACTERS, NARROW, Spec, framed
+from kvassay.report.chart_frame import NARROW, Spec, bar_label, framed, texts
+from kvassay.report.findings import Findings
 from kvassay.report.ledger_figures import leading_ledger
 from kvassay.report.ledger_tables import OWNER_WORDS, owners_of
 from kvassay.report.palette import LIMIT, OWNERS
@@ -15,13 +15,15 @@ from kvassay.report.visible_text import visible
 _ARM_ROWS = 3.2
 """Rows of one arm, in units of a bar: its name, two bars, and a gap."""
 _ROW_PIXELS = 17
+_HEAD_ROWS = 1
+"""Room over the bars for the name of the dashed line."""
 TRANSIENT = "transient peak (decode buffers)"
 
 
-def ledger_chart(content: PackContent, width: int) -> Spec | None:
+def ledger_chart(findings: Findings, width: int) -> Spec | None:
     """None where the pack has no ledger."""
     ordered = sorted(
-        ((name, pair, leading_ledger(pair)) for name, pair in content.ledgers.items()),
+        ((name, pair, leading_ledger(pair)) for name, pair in findings.content.ledgers.items()),
         key=lambda entry: -entry[2].ratio_to_float16,
     )
     if not ordered:
@@ -31,7 +33,7 @@ def ledger_chart(content: PackContent, width: int) -> Spec | None:
     for index, (name, pair, ledger) in enumerate(ordered):
         top = index * _ARM_ROWS
         per_token = ledger.tokens * ledger.batch
-        names.append({"name": _label(name, width), "top": top + 0.9})
+        names.append({"name": bar_label(name, width), "top": top + 0.9})
         start = 0.0
         for owner in owners_of([ledger]):
             end = start + ledger.owner_nbytes(owner) / per_token
@@ -45,16 +47,10 @@ def ledger_chart(content: PackContent, width: int) -> Spec | None:
     height = _ARM_ROWS * len(ordered)
     return framed(
         width,
-        round(height * _ROW_PIXELS),
+        round((height + _HEAD_ROWS) * _ROW_PIXELS),
         rows,
         layer=_layers(rows, names, denominators, height, width),
     )
-
-
-def _label(name: str, width: int) -> str:
-    room = 30 if width == NARROW else 2 * MAX_LABEL_CHARACTERS
-    shown = visible(name)
-    return shown if len(shown) <= room else shown[: room - 1] + "…"
 
 
 def _bar(arm: str, part: str, owner: str, start: float, end: float, top: float) -> dict[str, Any]:
@@ -76,7 +72,7 @@ def _layers(
     colours = {OWNER_WORDS[owner]: OWNERS[owner].light for owner in Owner if owner is not Owner.WORKSPACE}
     colours[TRANSIENT] = OWNERS[Owner.WORKSPACE].light
     present = [owner for owner in colours if any(row["owner"] == owner for row in rows)]
-    y = {"type": "quantitative", "scale": {"domain": [height, 0], "nice": False}, "axis": None}
+    y = {"type": "quantitative", "scale": {"domain": [height, -_HEAD_ROWS], "nice": False}, "axis": None}
     x = {
         "type": "quantitative",
         "title": "bytes per token of context, all layers",
@@ -98,15 +94,6 @@ def _layers(
                     "scale": {"domain": present, "range": [colours[owner] for owner in present]},
                     "legend": {"orient": "bottom", "columns": 1 if width == NARROW else 3, "symbolType": "square"},
                 },
-            },
-        },
-        {
-            "data": {"name": "names", "values": names},
-            "mark": {"type": "text", "align": "left", "baseline": "bottom"},
-            "encoding": {
-                "x": {**x, "datum": 0},
-                "y": {**y, "field": "top"},
-                "text": {"field": "name"},
             },
         },
     ]
@@ -134,4 +121,5 @@ def _layers(
                 "encoding": {"x": {**x, "field": "nbytes_per_token"}, "text": {"field": "line"}},
             }
         )
-    return layers
+    written = {"x": {**x, "datum": 0}, "y": {**y, "field": "top"}, "text": {"field": "name"}}
+    return [*layers, *texts({"data": {"name": "names", "values": names}}, written, align="left", baseline="bottom")]

@@ -59,8 +59,7 @@ class NominalBits(NamedTuple):
 
 def nominal_bits(arm: Arm) -> NominalBits | None:
     """None where the arm's format does not say."""
-    bits = [
-        side.get("num_bits") for side in (arm.format.get("keys"), arm.format.get("values")) if isinstance(side, dict)
-    ]
+    sides = (arm.format.get("keys"), arm.format.get("values"))
+    bits = [side.get("num_bits") for side in sides if isinstance(side, dict)]
     whole = [count for count in bits if isinstance(count, int) and not isinstance(count, bool) and count > 0]
     return NominalBits(*whole) if len(whole) == 2 else None

@@ -9,7 +9,7 @@ from kvassay.core.geometry import Owner
 from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm
 from kvassay.pack.reader import ArmLedgers, PackContent
-from kvassay.report.figures import NOT_RECORDED, Shown, number, percent, significant, size
+from kvassay.report.figures import NOT_RECORDED, Shown, number, percent, size, times_smaller
 from kvassay.report.ledger_figures import BITS_16, LedgerFigures, leading_ledger, ledger_figures, nominal_bits
 from kvassay.report.outcomes import ROLE_WORDS
 
@@ -166,16 +166,17 @@ def _agreement(pair: ArmLedgers) -> str:
 def _nominal(arm: Arm | None, figures: LedgerFigures) -> str:
     """The ratio that the codes alone would give, beside the real one (R22, R66)."""
     bits = nominal_bits(arm) if arm else None
-    real = f"really {significant(1 / figures.share_of_16_bit)} times smaller" if figures.share_of_16_bit > 0 else ""
+    real = f"with every byte {times_smaller(figures.share_of_16_bit)}"
     if bits is None:
-        return f"codes: {NOT_RECORDED}; {real}"
-    sides = [
-        f"{side} {count} bit, nominally {significant(BITS_16 / count)} times smaller than 16 bit"
-        for side, count in bits._asdict().items()
-    ]
+        return f"nominal bits {NOT_RECORDED}; {real}"
     if bits.keys == bits.values:
-        sides = [f"{bits.keys} bit, nominally {significant(BITS_16 / bits.keys)} times smaller than 16 bit"]
-    return f"codes: {'; '.join(sides)}; {real}"
+        return f"{bits.keys} bit a value: nominally {_against_16(bits.keys)}; {real}"
+    sides = (f"{side} {count} bit, nominally {_against_16(count)}" for side, count in bits._asdict().items())
+    return f"{'; '.join(sides)}; {real}"
+
+
+def _against_16(num_bits: int) -> str:
+    return "as large as 16 bit" if num_bits == BITS_16 else f"{times_smaller(num_bits / BITS_16)} than 16 bit"
 
 
 def _peak(persistent: ByteLedger, transient: ByteLedger) -> Shown:

@@ -6,9 +6,8 @@ The worst layer leads. An array's error never stands alone (R83): each row shows
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-import pyarrow.compute as pc
 
 from kvassay.core.records import TENSOR_COLUMNS
 from kvassay.pack.reader import PackContent
@@ -56,12 +55,11 @@ class Numeric(NamedTuple):
     layers: int
 
 
-def numeric_level(content: PackContent, further_layers: int) -> Numeric:
-    errors = layer_errors(content)
+def numeric_level(errors: Sequence[LayerError], further_layers: int) -> Numeric:
     names = dict.fromkeys(error.arm for error in sorted(errors, key=_badness, reverse=True))
     return Numeric(
         arms=tuple(_arm(name, [error for error in errors if error.arm == name], further_layers) for name in names),
-        documents=len(pc.unique(content.tables.tensors.column("document"))),
+        documents=max((error.documents for error in errors), default=0),
         layers=len({error.layer for error in errors}),
     )
 

@@ -6,7 +6,8 @@ import math
 from typing import Any, NamedTuple
 
 from kvassay.pack.reader import PackContent
-from kvassay.report.figures import NOT_RECORDED, Shown, duration, number, percent, significant, size
+from kvassay.report.answer import level
+from kvassay.report.figures import NOT_RECORDED, Figure, Shown, duration, given, number, percent, significant, size
 from kvassay.report.free_fields import field, members_at, number_at, objects_at, text_at
 
 
@@ -23,10 +24,15 @@ class PlannedClause(NamedTuple):
     assumption: str
 
 
-class CostRow(NamedTuple):
-    what: str
-    expected: Shown
-    real: Shown
+class Cost(NamedTuple):
+    seconds_expected: Shown
+    measuring_seconds: Shown
+    seconds: Shown
+    reference_tokens: Shown
+    candidate_tokens: Shown
+    positions: Shown
+    items: Shown
+    peak_memory: Shown
 
 
 class Stage(NamedTuple):
@@ -42,7 +48,7 @@ class Planned(NamedTuple):
     pilot_overlap: str
     """Whether documents of the pilot are among those that were judged."""
     clauses: tuple[PlannedClause, ...]
-    costs: tuple[CostRow, ...]
+    cost: Cost
     difference: str
     stages: tuple[Stage, ...]
     power_asked: Shown
@@ -53,7 +59,6 @@ class Planned(NamedTuple):
 def planned(content: PackContent) -> Planned:
     plan, environment = content.plan, content.environment
     named = text_at(plan, "contract_sha256")
-    seconds = total_seconds(environment)
     expected_seconds = number_at(plan, "cost", "seconds_expected")
     ids = field(plan, "pilot", "document_ids")
     pilot_ids = tuple(str(one) for one in ids) if isinstance(ids, list) else ()
@@ -63,17 +68,19 @@ def planned(content: PackContent) -> Planned:
         pilot_ids=pilot_ids,
         pilot_overlap=_overlap(pilot_ids, content),
         clauses=tuple(_clause(one) for one in objects_at(plan, "clauses")),
-        costs=(
-            CostRow("time", duration(expected_seconds), duration(seconds)),
-            CostRow("tokens through the reference", number(number_at(plan, "cost", "reference_tokens")), NOT_RECORDED),
-            CostRow("tokens through the candidates", number(number_at(plan, "cost", "candidate_tokens")), NOT_RECORDED),
-            CostRow("scored positions, all arms", NOT_RECORDED, number(content.tables.tokens.num_rows)),
-            CostRow("task items, all arms", NOT_RECORDED, number(content.tables.items.num_rows)),
-            CostRow("peak resident memory", NOT_RECORDED, size(number_at(environment, "peak_rss_nbytes"))),
+        cost=Cost(
+            seconds_expected=duration(expected_seconds),
+            measuring_seconds=duration(measuring_seconds(environment)),
+            seconds=duration(total_seconds(environment)),
+            reference_tokens=number(number_at(plan, "cost", "reference_tokens")),
+            candidate_tokens=number(number_at(plan, "cost", "candidate_tokens")),
+            positions=number(content.tables.tokens.num_rows),
+            items=number(content.tables.items.num_rows),
+            peak_memory=size(number_at(environment, "peak_rss_nbytes")),
         ),
-        difference=_difference(expected_seconds, seconds),
+        difference=_difference(expected_seconds, measuring_seconds(environment)),
         stages=_stages(environment),
-        power_asked=percent(content.contract.inference.power),
+        power_asked=Figure(level(content.contract.inference.power), repr(content.contract.inference.power)),
         same_contract=None if named is None else named == content.contract.sha256,
     )
 
@@ -81,6 +88,13 @@ def planned(content: PackContent) -> Planned:
 def total_seconds(environment: dict[str, Any]) -> float | None:
     """The sum of all recorded stages; None where none is."""
     found = [number_at(environment, "seconds", stage) for stage in members_at(environment, "seconds")]
+    known = [float(value) for value in found if value is not None]
+    return math.fsum(known) if known else None
+
+
+def measuring_seconds(environment: dict[str, Any]) -> float | None:
+    """Time of the stages that the plan predicts: documents and items. None where neither is recorded."""
+    found = [number_at(environment, "seconds", stage) for stage in ("documents", "items")]
     known = [float(value) for value in found if value is not None]
     return math.fsum(known) if known else None
 
@@ -100,7 +114,7 @@ def _clause(clause: dict[str, Any]) -> PlannedClause:
         arm=text_at(clause, "arm") or NOT_RECORDED,
         clause=text_at(clause, "clause") or NOT_RECORDED,
         expected=number(number_at(clause, "expected")),
-        limit=number(number_at(clause, "limit")),
+        limit=given(number_at(clause, "limit")),
         unit=text_at(clause, "unit") or NOT_RECORDED,
         n_planned=number(number_at(clause, "n_planned")),
         n_needed=number(number_at(clause, "n_needed")),
@@ -116,11 +130,11 @@ def _overlap(pilot_ids: tuple[str, ...], content: PackContent) -> str:
     judged = set(content.tables.tokens.column("document").unique().to_pylist())
     shared = [document for document in pilot_ids if document in judged]
     if shared:
-        return f"{len(shared)} of {len(pilot_ids)} pilot documents were judged again: the plan and the verdict are not apart."
+        return f"{len(shared)} of {len(pilot_ids)} pilot documents were judged again: plan and verdict are not apart."
     return f"None of the {len(pilot_ids)} pilot documents is among those that were judged."
 
 
 def _difference(expected: float | None, real: float | None) -> str:
     if not expected or real is None or expected < 0:
         return f"Expected against real time: {NOT_RECORDED}."
-    return f"The run took {significant(100 * real / expected)}% of the expected time."
+    return f"Measuring took {significant(100 * real / expected)}% of the expected time."

@@ -92,7 +92,7 @@ def provenance(content: PackContent, max_documents: int, max_sources: int) -> Pr
         sources_sha256=sha256_json(sources) if sources else NOT_RECORDED,
         files=tuple(_file(name, holds, content) for name, holds in _FILES.items()),
         contract_sha256=content.contract.sha256,
-        contract_toml=visible_lines(clipped(content.contract_toml, MAX_CONTRACT_CHARACTERS)),
+        contract_toml=visible_lines(clipped(content.contract_toml, MAX_CONTRACT_CHARACTERS), mark_ends=False),
     )
 
 
@@ -111,6 +111,10 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
                 *(
                     Fact(f"{part} SHA-256", text(subject, "model", f"{part}_sha256"))
                     for part in ("weights", "tokenizer", "config")
+                ),
+                *(
+                    Fact(f"SHA-256 of {name}", text(subject, "model", "weight_files_sha256", name))
+                    for name in sorted(members_at(subject, "model", "weight_files_sha256"))
                 ),
                 *_geometry(content),
             ),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import pyarrow.compute as pc
-
 from kvassay.core.records import Role
 from kvassay.pack.reader import PackContent
-from kvassay.report.figures import NOT_RECORDED, significant
+from kvassay.report.answer import level
+from kvassay.report.arrow_rows import distinct, largest
+from kvassay.report.figures import NOT_RECORDED
 from kvassay.report.free_fields import number_at, objects_at, text_at
 
 _FIDELITY = {
@@ -42,12 +42,14 @@ def _engine(content: PackContent) -> tuple[str, ...]:
     version = text_at(content.subject, "engine", "version") or NOT_RECORDED
     attention = text_at(content.subject, "engine", "attention") or NOT_RECORDED
     return (
-        f"Measured with {name}, version {version}, attention path {attention}. Other engines, other releases and other "
+        f"Measured with {name}, version {version}, attention path {attention}. Other engines, other "
+        "releases and other "
         "attention paths were not run.",
         "The formats ran as kvassay's own codecs. This pack holds no proof that an engine's kernel of the same name "
         "writes the same codes or computes the same attention.",
         "No figure is taken over from a paper or a vendor: this report names only what its rows hold.",
-        f"What prompt tokens read of older prompt tokens is a policy; here it was “{content.contract.inference.prefill_reads}”. "
+        "What prompt tokens read of older prompt tokens is a policy; here it was "
+        f"“{content.contract.inference.prefill_reads}”. "
         "Engines differ in it.",
     )
 
@@ -59,26 +61,30 @@ def _workload(content: PackContent) -> tuple[str, ...]:
     corpus = text_at(subject, "corpus", "name") or contract.text.corpus
     tokens = content.tables.tokens
     sentences = [
-        f"One model, {model} (revision {revision}). Other models, other weights of it and fine-tunes of it were not measured: "
+        f"One model, {model} (revision {revision}). Other models, other weights of it and fine-tunes of it "
+        "were not measured: "
         "KV formats that one model bears can ruin another."
     ]
     if tokens.num_rows:
-        documents = len(pc.unique(tokens.column("document")))
-        longest = pc.max(tokens.column("position")).as_py() + 1
+        documents = len(distinct(tokens, "document"))
+        longest = (largest(tokens, "position") or 0) + 1
         limit = number_at(subject, "geometry", "max_context")
         share = f" of the {limit:,} that the model's config allows" if isinstance(limit, int) else ""
         sentences.append(
-            f"One corpus, {corpus}, {documents:,} documents. No query had more than {longest:,} tokens of history{share}; nothing "
+            f"One corpus, {corpus}, {documents:,} documents. No query had more than {longest:,} tokens of "
+            f"history{share}; nothing "
             "is shown for longer contexts."
         )
-        names = sorted(pc.unique(tokens.column("slice")).to_pylist())
+        names = distinct(tokens, "slice")
         if len(names) == 1:
             sentences.append(
-                "The text has one slice only: languages, rare tokens, retrieval positions and domains are not told apart."
+                "The text has one slice only: languages, rare tokens, retrieval positions and domains are "
+                "not told apart."
             )
     for task in sorted(contract.task):
         sentences.append(
-            f"The task “{task}” is generated from a seed. It shows what it asks for and no other skill: not reasoning, "
+            f"The task “{task}” is generated from a seed. It shows what it asks for and no other skill: "
+            "not reasoning, "
             "code, tool calls or dialogue."
         )
     return tuple(sentences)
@@ -92,7 +98,8 @@ def _quality(content: PackContent) -> tuple[str, ...]:
         sentences.append(f"The contract has no bound on {_listed(absent)}.")
     if content.tables.tokens.num_rows:
         sentences.append(
-            "Fidelity was scored on a fixed history (teacher-forced). Free-running generation, where an early difference "
+            "Fidelity was scored on a fixed history (teacher-forced). Free-running generation, where an "
+            "early difference "
             "changes all that follows, was not measured."
         )
     else:
@@ -104,10 +111,11 @@ def _quality(content: PackContent) -> tuple[str, ...]:
     if not content.tables.tensors.num_rows:
         sentences.append("No tensor rows exist: array, score, weight and output errors were not measured.")
     else:
-        documents = len(pc.unique(content.tables.tensors.column("document")))
+        documents = len(distinct(content.tables.tensors, "document"))
         plural = "" if documents == 1 else "s"
         sentences.append(
-            f"Array and output errors come from {documents} document{plural}; they explain a result and decide no verdict."
+            f"Array and output errors come from {documents} document{plural}; they explain a result and "
+            "decide no verdict."
         )
     if not objects_at(content.subject, "examples"):
         sentences.append("No worst examples are recorded.")
@@ -118,7 +126,8 @@ def _quality(content: PackContent) -> tuple[str, ...]:
 
 def _bytes(content: PackContent) -> tuple[str, ...]:
     sentences = [
-        "Capacity, latency and throughput were not measured. Fewer stored bytes do not by themselves mean a larger batch or "
+        "Capacity, latency and throughput were not measured. Fewer stored bytes do not by themselves mean "
+        "a larger batch or "
         "a faster step: decoding costs time, and its buffers cost memory."
     ]
     computed_only = sorted(name for name, pair in content.ledgers.items() if pair.allocated is None)
@@ -144,9 +153,9 @@ def _bytes(content: PackContent) -> tuple[str, ...]:
 
 def _statistics(content: PackContent) -> tuple[str, ...]:
     plan = content.contract.inference
-    level = significant(100 * plan.alpha)
     sentences = [
-        f"Each bound is wrong at most {level}% of the time, if documents and contexts are independent draws of the workload "
+        f"Each bound is wrong at most {level(plan.alpha)} of the time, if documents and contexts are independent "
+        "draws of the workload "
         "that matters to you. Choosing another workload is a judgement that no interval covers."
     ]
     if content.contract.candidates.multiplicity == "fixed-sequence":

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvassay.pack.reader import PackContent
-from kvassay.report.chart_frame import MAX_LABEL_CHARACTERS, NARROW, Spec, decades, finite, framed
+from kvassay.report.chart_frame import Spec, bar_label, decades, finite, framed, texts
+from kvassay.report.findings import Findings
 from kvassay.report.palette import LIMIT, MUTED
-from kvassay.report.slice_tables import slice_summaries
 from kvassay.report.visible_text import visible
 
 MAX_ROWS = 240
@@ -15,13 +14,13 @@ MAX_ROWS = 240
 _ROW_PIXELS = 17
 
 
-def slice_chart(content: PackContent, width: int) -> Spec | None:
+def slice_chart(findings: Findings, width: int) -> Spec | None:
     """None where the rows have one slice only, or no positive KL."""
-    found = [one for one in slice_summaries(content) if one.mean_nats is not None and one.mean_nats > 0][:MAX_ROWS]
+    found = [one for one in findings.kl_by_slice if one.mean_nats is not None and one.mean_nats > 0][:MAX_ROWS]
     if not found:
         return None
     means = [one.mean_nats for one in found if one.mean_nats is not None]
-    bound = content.contract.fidelity.kl_mean
+    bound = findings.content.contract.fidelity.kl_mean
     limit = bound.max if bound else None
     ends = [min(means), max(means), *([limit] if limit else [])]
     ends += [u for one in found if (u := one.upper_nats) is not None and u <= 10 * max(means)]
@@ -30,10 +29,10 @@ def slice_chart(content: PackContent, width: int) -> Spec | None:
     names: list[dict[str, Any]] = []
     row = 0.0
     for arm in dict.fromkeys(one.arm for one in found):
-        names.append({"name": _label(arm, width), "row": row + 0.9, "kind": "arm"})
+        names.append({"name": bar_label(arm, width), "row": row + 0.9, "kind": "arm"})
         row += 1.3
         for one in (one for one in found if one.arm == arm):
-            names.append({"name": _label(one.slice, width), "row": row + 0.75, "kind": "slice"})
+            names.append({"name": bar_label(one.slice, width), "row": row + 0.75, "kind": "slice"})
             low, high = finite(one.lower_nats), finite(one.upper_nats)
             rows.append(
                 {
@@ -52,12 +51,6 @@ def slice_chart(content: PackContent, width: int) -> Spec | None:
         row += 0.5
     layers = _layers(names, ticks, row, width, limit)
     return framed(width, round(row * _ROW_PIXELS), rows, layer=layers)
-
-
-def _label(name: str, width: int) -> str:
-    room = 30 if width == NARROW else 2 * MAX_LABEL_CHARACTERS
-    shown = visible(name)
-    return shown if len(shown) <= room else shown[: room - 1] + "…"
 
 
 def _layers(
@@ -84,14 +77,6 @@ def _layers(
             "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1, "fill": LIMIT.light},
             "encoding": {"x": {**x, "field": "kl_mean_nats"}, "y": {**y, "field": "row"}},
         },
-        *(
-            {
-                "data": {"name": f"{kind} names", "values": [name for name in names if name["kind"] == kind]},
-                "mark": {"type": "text", "align": "left", "baseline": "bottom", "dx": dx, "fontWeight": weight},
-                "encoding": {"x": left, "y": {**y, "field": "row"}, "text": {"field": "name"}},
-            }
-            for kind, dx, weight in (("arm", 0, "bold"), ("slice", 6, "normal"))
-        ),
     ]
     if limit is not None:
         layers.insert(
@@ -102,4 +87,8 @@ def _layers(
                 "encoding": {"x": {**x, "field": "kl_nats"}},
             },
         )
+    for kind, dx, weight in (("arm", 0, "bold"), ("slice", 6, "normal")):
+        written = {"x": left, "y": {**y, "field": "row"}, "text": {"field": "name"}}
+        rows = {"data": {"name": f"{kind} names", "values": [name for name in names if name["kind"] == kind]}}
+        layers += texts(rows, written, align="left", baseline="bottom", dx=dx, fontWeight=weight)
     return layers

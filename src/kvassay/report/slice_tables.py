@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvassay.pack.reader import PackContent
+from kvassay.report.arrow_rows import distinct
 from kvassay.report.clause_tables import ClauseRow, format_clauses
-from kvassay.report.token_summary import ALL, KlSummary, slice_names, summarise_kl
+from kvassay.report.token_summary import ALL
 
 
 class SliceClause(NamedTuple):
@@ -34,15 +35,6 @@ def slices(content: PackContent, max_clauses: int) -> Slices:
     return Slices(
         clauses=tuple(judged[:max_clauses]),
         left_out=max(0, len(judged) - max_clauses),
-        token_slices=tuple(slice_names(content.tables.tokens)),
-        item_slices=tuple(slice_names(content.tables.items)),
+        token_slices=tuple(distinct(content.tables.tokens, "slice")),
+        item_slices=tuple(distinct(content.tables.items, "slice")),
     )
-
-
-def slice_summaries(content: PackContent) -> list[KlSummary]:
-    """KL of every arm and slice, largest mean first; empty where the rows have one slice only."""
-    if len(slice_names(content.tables.tokens)) < 2:
-        return []
-    arms = [arm.name for arm in content.arms]
-    found = summarise_kl(content.tables.tokens, content.contract, arms, by_slice=True)
-    return sorted(found, key=lambda summary: -(summary.mean_nats if summary.mean_nats is not None else -1.0))

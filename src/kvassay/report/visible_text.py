@@ -24,10 +24,11 @@ def visible(text: str) -> str:
     return "".join(_shown(text))
 
 
-def visible_lines(text: str) -> str:
-    """Like `visible`, but line ends and tabs are kept and marked: `⏎` before each line end, `⇥` before each tab."""
+def visible_lines(text: str, mark_ends: bool = True) -> str:
+    """Like `visible`, but line ends and tabs are kept and, unless told otherwise, marked with `⏎` and `⇥`."""
+    line_end, tab = ("⏎\n", "⇥\t") if mark_ends else ("\n", "\t")
     lines = text.replace("\r\n", "\n").split("\n")
-    return "⏎\n".join("⇥\t".join(visible(cell) for cell in line.split("\t")) for line in lines)
+    return line_end.join(tab.join(visible(cell) for cell in line.split("\t")) for line in lines)
 
 
 def clipped(text: str, max_characters: int) -> str:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from kvassay.core.records import Arm
 from kvassay.pack.reader import PackContent
 from kvassay.report.figures import NOT_RECORDED, Shown, number, percent
+from kvassay.report.findings import Findings
 from kvassay.report.free_fields import number_at, objects_at, text_at
 from kvassay.report.outcomes import ROLE_WORDS
-from kvassay.report.token_summary import KlSummary, summarise_kl
+from kvassay.report.token_summary import KlSummary
 from kvassay.report.visible_text import clipped, clipped_start, visible_lines
 
 MAX_BEFORE_CHARACTERS = 400
@@ -53,11 +54,10 @@ class ArmExamples(NamedTuple):
     left_out: int
 
 
-def worst_rows(content: PackContent) -> list[WorstRow]:
+def worst_rows(findings: Findings) -> list[WorstRow]:
     """One row an arm with token rows, largest worst-document mean first."""
-    roles = _roles(content.arms)
-    summaries = summarise_kl(content.tables.tokens, content.contract, [arm.name for arm in content.arms])
-    summaries.sort(key=lambda s: -(s.worst_document.kl_mean_nats if s.worst_document else -1.0))
+    roles = _roles(findings.content.arms)
+    summaries = sorted(findings.kl, key=lambda s: -(s.worst_document.kl_mean_nats if s.worst_document else -1.0))
     return [_row(summary, roles.get(summary.arm, NOT_RECORDED)) for summary in summaries]
 
 

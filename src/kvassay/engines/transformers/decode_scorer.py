@@ -30,6 +30,7 @@ from kvassay.engines.transformers.decode_view import DecodeView, EncodeCounts, d
 from kvassay.engines.transformers.output_head import OutputHead
 from kvassay.errors import ModelError
 from kvassay.formats import quantizer
+from kvassay.formats.base import require_finite
 
 PrefillReads = Literal["exact", "stored"]
 
@@ -197,7 +198,11 @@ class DecodeScorer:
             sides = []
             for plan, name in zip(side_plans(kv_format, index, layer), ("keys", "values"), strict=True):
                 sample = torch.cat([getattr(reference, name)[index] for reference in references], dim=2)
-                sides.append(quantizer(plan.spec).calibrate(sample) if plan.spec.is_static else None)
+                if plan.spec.is_static:
+                    require_finite(sample, f"{name} of layer {index}: entries")
+                    sides.append(quantizer(plan.spec).calibrate(sample))
+                else:
+                    sides.append(None)
             if any(side is not None for side in sides):
                 scales[index] = (sides[0], sides[1])
         return scales

@@ -1,8 +1,8 @@
 """Converts a GGUF file once to a float32 transformers folder in the user's cache.
 
 transformers parses a GGUF file in pure Python and dequantizes every tensor, which takes from 20 seconds to minutes;
-the converted folder loads in a second or two. It is keyed by the file's SHA-256, put in place by one rename, and carries
-a manifest of sizes and digests, so that an interrupted or damaged conversion is never taken for a whole one.
+the converted folder loads in seconds. It is keyed by the file's SHA-256, put in place by one rename, and carries a
+manifest of sizes and digests, so that an interrupted or damaged conversion is never taken for a whole one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loads a model for measurement: float32, on the CPU, in eval mode, through transformers' own classes.
 
 A model is a built-in name, a transformers folder, a GGUF file or a hub id. Everything that can be refused from metadata
-is refused before weights are read, and what identifies the model is hashed, so that evidence names exactly what was run.
+is refused before weights are read, and what identifies the model is hashed, so that evidence names what was run.
 """
 
 from __future__ import annotations

@@ -1,0 +1,218 @@
+"""The whole road on a tiny model: plan, measure, judge, pack, report, verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvassay.assess.run import plan_assessment, run_assessment
+from kvassay.cli.app import run
+from kvassay.core.contract import parse_contract
+from kvassay.core.records import Outcome, Role
+from kvassay.engines.transformers.decode_scorer import DecodeScorer
+from kvassay.errors import ContractError, ModelError, NonFiniteError, PackError, WorkloadError
+from kvassay.pack.reader import read_pack
+from kvassay.pack.verify import verify_pack
+
+
+@pytest.fixture(scope="module")
+def pack(tiny_folder, texts, tmp_path_factory):
+    from tests.assess.conftest import CONTRACT
+
+    toml = CONTRACT.format(texts=texts)
+    out = tmp_path_factory.mktemp("packs") / "pack"
+    result = run_assessment(str(tiny_folder), parse_contract(toml), toml, out)
+    return result, read_pack(out)
+
+
+def test_r105_a_run_leaves_a_pack_that_verifies_and_a_report(pack) -> None:
+    result, content = pack
+    verification = verify_pack(result.out, result.manifest.root)
+    assert verification.passed, [check for check in verification.checks if not check.passed]
+    assert "<html" in (result.out / "report.html").read_text()
+    assert content.verdicts == result.verdicts
+    assert not list(result.out.parent.glob(".*partial*"))
+
+
+def test_every_arm_is_measured_on_the_same_positions(pack) -> None:
+    _, content = pack
+    tokens = content.tables.tokens.to_pylist()
+    by_arm: dict[str, set] = {}
+    for row in tokens:
+        by_arm.setdefault(row["arm"], set()).add((row["document"], row["position"]))
+    names = {arm.name for arm in content.arms}
+    assert set(by_arm) == names
+    assert len({frozenset(positions) for positions in by_arm.values()}) == 1
+    assert len(next(iter(by_arm.values()))) == 20 * 23  # the last scored token has no true next one
+    items = content.tables.items.to_pylist()
+    assert {row["arm"] for row in items} == names
+    assert len({row["context"] for row in items}) == 6
+
+
+def test_controls_a_a_reproduces_the_reference_and_the_canary_does_damage(pack) -> None:
+    _, content = pack
+    rows = content.tables.tokens.to_pylist()
+    kl = {arm.role: [row["kl_nats"] for row in rows if row["arm"] == arm.name] for arm in content.arms}
+    assert max(map(abs, kl[Role.REFERENCE_AGAIN])) < 1e-5
+    assert sum(kl[Role.CANARY]) > 10 * sum(kl[Role.CANDIDATE])
+    verdicts = {verdict.role: verdict.outcome for verdict in content.verdicts.formats}
+    assert verdicts[Role.REFERENCE_AGAIN] is not Outcome.BREACHED
+
+
+def test_b08_scale_sources_are_never_empty(pack) -> None:
+    _, content = pack
+    sources = {arm.name: arm.scale_source for arm in content.arms}
+    assert sources["int8-token-head"] == "dynamic"
+    assert sources["int8-tensor"] == "calibrated(n=144 tokens)"
+    assert sources["f32 again 1"] == "none"
+
+
+def test_pilot_and_verdict_share_no_document(pack) -> None:
+    _, content = pack
+    judged = {document["id"] for document in content.subject["corpus"]["documents"]}
+    pilot = set(content.plan["pilot"]["document_ids"])
+    assert len(judged) == 20
+    assert len(pilot) == 2
+    assert not judged & pilot
+
+
+def test_r13_allocated_bytes_equal_computed_bytes(pack) -> None:
+    _, content = pack
+    for pair in content.ledgers.values():
+        assert pair.allocated is not None
+        assert pair.allocated.keys_nbytes == pair.computed.keys_nbytes
+        assert pair.allocated.values_nbytes == pair.computed.values_nbytes
+
+
+def test_r35_r36_r113_the_record_names_versions_hardware_and_sources(pack) -> None:
+    _, content = pack
+    environment = content.environment
+    assert environment["packages"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert environment["source_sha256"]["judge/verdicts.py"]
+    assert environment["peak_rss_nbytes"] > 1e8
+    assert set(environment["seconds"]) >= {"load", "pilot", "documents", "items", "judge"}
+    assert content.subject["model"]["weights_sha256"]
+
+
+def test_numeric_level_has_every_arm_layer_and_side(pack) -> None:
+    _, content = pack
+    rows = content.tables.tensors.to_pylist()
+    found = {(row["arm"], row["layer"], row["substituted"]) for row in rows}
+    expected = {
+        (arm.name, layer, side) for arm in content.arms for layer in (0, 1) for side in ("keys", "values", "both")
+    }
+    assert found == expected
+
+
+def test_the_same_run_gives_the_same_rows_and_verdicts(pack, tiny_folder, contract_toml, tmp_path) -> None:
+    first, _ = pack
+    second = run_assessment(str(tiny_folder), parse_contract(contract_toml), contract_toml, tmp_path / "again")
+    assert second.verdicts == first.verdicts
+    for table in ("tokens", "items", "tensors"):
+        name = f"rows/{table}.parquet"
+        assert (second.out / name).read_bytes() == (first.out / name).read_bytes()
+
+
+def test_a_dry_run_plans_and_writes_nothing(tiny_folder, contract_toml, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    contract = parse_contract(contract_toml)
+    plan = plan_assessment(str(tiny_folder), contract)
+    assert plan["contract_sha256"] == contract.sha256
+    assert {entry["clause"] for entry in plan["clauses"]} == {"fidelity.kl_mean", "task.recall"}
+    assert plan["cost"]["reference_tokens"] > 20 * 72
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_prints_verdicts_and_returns_their_exit_code(tiny_folder, contract_toml, tmp_path, capsys) -> None:
+    (tmp_path / "c.toml").write_text(contract_toml)
+    arguments = ["assess", str(tiny_folder), "--contract", str(tmp_path / "c.toml"), "--out", str(tmp_path / "out")]
+    code = run(arguments)
+    captured = capsys.readouterr()
+    content = read_pack(tmp_path / "out")
+    assert code == content.verdicts.exit_code
+    for verdict in content.verdicts.formats:
+        assert verdict.arm in captured.out
+    assert "plan under contract" in captured.err
+    assert content.manifest is not None
+    assert content.manifest.root in captured.out
+
+    again = run(arguments)
+    assert again == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_json_is_one_document(tiny_folder, contract_toml, tmp_path, capsys) -> None:
+    (tmp_path / "c.toml").write_text(contract_toml)
+    out = tmp_path / "out"
+    code = run(["assess", str(tiny_folder), "--contract", str(tmp_path / "c.toml"), "--out", str(out), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["verdicts"]["exit_code"] == code
+    assert Path(result["out"]) == out
+
+
+def nothing_written(folder: Path) -> bool:
+    return not list(folder.iterdir())
+
+
+def test_nan_in_the_model_is_counted_named_and_leaves_nothing(
+    tiny_folder, contract_toml, tmp_path, monkeypatch
+) -> None:
+    original = DecodeScorer.reference
+
+    def broken(self, token_ids):
+        found = original(self, token_ids)
+        if len(token_ids) == 72:
+            with torch.inference_mode():
+                found.values[1][0, 1, 9, 4] = torch.nan
+        return found
+
+    monkeypatch.setattr(DecodeScorer, "reference", broken)
+    with pytest.raises(NonFiniteError, match=r"values of layer 1: entries hold \d+ NaN and 0 infinite"):
+        run_assessment(str(tiny_folder), parse_contract(contract_toml), contract_toml, tmp_path / "out")
+    assert nothing_written(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (("[text]", '[subject]\nmodel = "other"\n[text]'), ContractError, "the contract is for model 'other'"),
+        (("[text]", '[subject]\ntokenizer_sha256 = "00"\n[text]'), ModelError, "subject.tokenizer_sha256"),
+        (("documents = 20", "documents = 29"), WorkloadError, "documents"),
+        (("scored_tokens = 24", "scored_tokens = 450"), WorkloadError, "long enough"),
+        (("path:", "path:nowhere/"), WorkloadError, "nowhere"),
+    ],
+)
+def test_bad_input_leaves_nothing(change, error, message, tiny_folder, contract_toml, tmp_path) -> None:
+    assert change[0] in contract_toml
+    toml = contract_toml.replace(*change)
+    with pytest.raises(error, match=message):
+        run_assessment(str(tiny_folder), parse_contract(toml), toml, tmp_path / "out")
+    assert nothing_written(tmp_path)
+
+
+def test_an_empty_corpus_is_refused(tiny_folder, contract_toml, texts, tmp_path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    toml = contract_toml.replace(str(texts), str(empty))
+    with pytest.raises(WorkloadError, match="empty"):
+        run_assessment(str(tiny_folder), parse_contract(toml), toml, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]
+
+
+def test_an_unwritable_place_is_refused_before_the_model_is_read(tiny_folder, contract_toml, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PackError):
+        run_assessment("missing-model", parse_contract(contract_toml), contract_toml, tmp_path / "file" / "out")
+
+
+def test_a_interrupted_run_leaves_nothing(tiny_folder, contract_toml, tmp_path, monkeypatch) -> None:
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvassay.assess.run.tensor_rows", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_assessment(str(tiny_folder), parse_contract(contract_toml), contract_toml, tmp_path / "out")
+    assert nothing_written(tmp_path)
