@@ -11,7 +11,7 @@ from kvassay.core.kv_format import side_plans
 from kvassay.engines.transformers.decode_attention import AttentionRule
 from kvassay.engines.transformers.decode_scorer import LayerAttention
 from kvassay.formats import quantizer
-from kvassay.measures.attention_error import MEASURED_QUERIES, attention_errors
+from kvassay.measures.attention_error import MEASURED_QUERIES, AttentionError, MeasuredFormat, attention_errors
 
 QUERY_HEADS, KV_HEADS, DIM, TOKENS = 4, 2, 64, 150
 GEOMETRY = CacheGeometry(
@@ -28,6 +28,10 @@ def observed(seed=0, outlier=1.0) -> LayerAttention:
     keys[..., 7] *= outlier
     values = torch.randn(1, KV_HEADS, TOKENS, DIM, generator=generator)
     return LayerAttention(0, queries, keys, values, AttentionRule(scaling=DIM**-0.5))
+
+
+def errors_of(o: LayerAttention, kv_format) -> list[AttentionError]:
+    return attention_errors(o, [MeasuredFormat(kv_format)], GEOMETRY)[0]
 
 
 def seen_by(position: int, x: torch.Tensor, plan, exact_dtype: str) -> torch.Tensor:
@@ -69,14 +73,14 @@ def test_r50_r81_r82_errors_equal_a_query_by_query_calculation(name) -> None:
         "values": outputs(o, exact(o.keys), stored(o.values, value_plan)),
         "both": outputs(o, stored(o.keys, key_plan), stored(o.values, value_plan)),
     }
-    for row in attention_errors(o, kv_format, GEOMETRY):
+    for row in errors_of(o, kv_format):
         difference = variants[row.substituted] - expected
         assert row.output_max_abs == pytest.approx(float(difference.abs().max()), rel=1e-6, abs=1e-9)
         assert row.output_relative == pytest.approx(float(difference.norm() / expected.norm()), rel=1e-6, abs=1e-9)
 
 
 def test_r83_a_value_error_moves_no_score_and_a_key_error_does() -> None:
-    rows = {row.substituted: row for row in attention_errors(observed(), parse_format("int4-g32"), GEOMETRY)}
+    rows = {row.substituted: row for row in errors_of(observed(), parse_format("int4-g32"))}
     assert rows["values"].score_max_abs == rows["values"].weight_max_abs == 0.0
     assert rows["values"].output_max_abs > 0
     assert rows["keys"].score_max_abs > 0
@@ -84,13 +88,13 @@ def test_r83_a_value_error_moves_no_score_and_a_key_error_does() -> None:
 
 def test_r96_an_outlier_channel_hurts_token_scales_and_not_channel_scales() -> None:
     loud = observed(outlier=40.0)
-    by_token = attention_errors(loud, parse_format("k=int4:token-head,v=f16"), GEOMETRY)[0]
-    by_channel = attention_errors(loud, parse_format("k=int4:channel32,v=f16"), GEOMETRY)[0]
+    by_token = errors_of(loud, parse_format("k=int4:token-head,v=f16"))[0]
+    by_channel = errors_of(loud, parse_format("k=int4:channel32,v=f16"))[0]
     assert by_channel.output_relative < by_token.output_relative / 3
 
 
 def test_an_exact_format_has_rounding_error_only() -> None:
-    for row in attention_errors(observed(), parse_format("f16"), GEOMETRY):
+    for row in errors_of(observed(), parse_format("f16")):
         assert row.output_relative < 1e-3
-    for row in attention_errors(observed(), parse_format("f32"), GEOMETRY):
+    for row in errors_of(observed(), parse_format("f32")):
         assert row.output_max_abs == row.score_max_abs == 0.0

@@ -256,6 +256,7 @@ def subject_record() -> dict[str, Any]:
             example("kivi-4", 0.4, " Paris"),
             example("kivi-2,recent=32", 5.5, " the"),
             example("kivi-2,recent=32", 7.25, " ,"),
+            example("f32 again 1", 4e-7, " Paris"),
         ],
     }
 
@@ -280,8 +281,7 @@ def write_sample(
                 for document in range(DOCUMENTS):
                     pack.append_tokens(token_rows(arm, name, document, slices))
                 pack.append_items(item_rows(arm, name))
-                if ROLES.get(arm) is not Role.REFERENCE_AGAIN:
-                    pack.append_tensors(tensor_rows(arm, name))
+                pack.append_tensors(tensor_rows(arm, name))
         pack.write_plan({} if bare else plan_record())
         pack.write_arms(arms)
         pack.write_ledgers(ledgers)

@@ -66,6 +66,7 @@ def test_error_by_layer_equals_the_tensor_rows(content: PackContent) -> None:
     expected = {
         (row["arm"], row["substituted"], row["layer"]): row["output_relative"]
         for row in content.tables.tensors.to_pylist()
+        if row["arm"] != "f32 again 1"
     }
     found = {
         (row["arm"], row["substituted"], row["layer"]): row["output_relative"]

@@ -149,6 +149,12 @@ def test_the_diverging_token_is_marked_and_an_equal_one_is_not(page: Page) -> No
     assert "The capital of France⏎\nis⇥\tnamed" in page.by_id("worst").text
 
 
+def test_the_reference_against_itself_gives_a_noise_floor_and_no_examples(page: Page) -> None:
+    assert "Without any error: f32 again 1." in joined(page.by_id("numeric").text)
+    assert "reference run against itself: 0 nats per token" in joined(page.by_id("frontier").text)
+    assert all("f32 again 1" not in e.text for e in page.all("h4"))
+
+
 def test_slices_are_shown_with_bounds_or_the_reason_why_not(sliced: PackContent) -> None:
     """R94: results by cell."""
     found = parse_page(render_report(sliced))

@@ -29,7 +29,10 @@ class WorstExamples:
 
     def offer(self, passes: DocumentPasses, rows: list[TokenRows], document: str) -> None:
         for (arm, run), row in zip(passes.arms, rows, strict=True):
-            index = int(torch.nan_to_num(row.measures.kl_nats, nan=torch.inf).argmax())
+            # A position that is not finite is no example; the judge counts it.
+            index = int(torch.nan_to_num(row.measures.kl_nats, nan=-torch.inf).argmax())
+            if not torch.isfinite(row.measures.kl_nats[index]):
+                continue
             position = passes.prompt_tokens + index
             history = passes.token_ids[max(0, position + 1 - CONTEXT_TOKENS) : position + 1]
             reference = self._predict(passes.reference_hidden[index])

@@ -11,7 +11,7 @@ from kvassay.assess.arms import PlannedArm
 from kvassay.assess.document_rows import Calibrations, DocumentPasses
 from kvassay.core.format_names import parse_format
 from kvassay.engines.transformers.decode_scorer import DecodeScorer, LayerAttention
-from kvassay.measures.attention_error import AttentionError, attention_errors
+from kvassay.measures.attention_error import AttentionError, MeasuredFormat, attention_errors
 
 
 def tensor_rows(
@@ -25,9 +25,12 @@ def tensor_rows(
     rows: list[tuple[str, AttentionError]] = []
 
     def measure(observed: LayerAttention) -> None:
-        for arm in arms:
-            scales = calibrations.get(arm.name, {}).get(observed.layer, (None, None))
-            rows.extend((arm.name, row) for row in attention_errors(observed, arm.kv_format, scorer.geometry, scales))
+        formats = [
+            MeasuredFormat(arm.kv_format, calibrations.get(arm.name, {}).get(observed.layer, (None, None)))
+            for arm in arms
+        ]
+        errors = attention_errors(observed, formats, scorer.geometry)
+        rows.extend((arm.name, row) for arm, arm_rows in zip(arms, errors, strict=True) for row in arm_rows)
 
     scorer.candidate(
         torch.as_tensor(passes.token_ids), passes.prompt_tokens, passes.reference, parse_format("f32"), observer=measure

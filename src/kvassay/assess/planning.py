@@ -17,7 +17,8 @@ class _Mean(NamedTuple):
     """A pilot's mean over documents and its coefficient of variation."""
 
     mean: float
-    variation: float
+    variation: float | None
+    """None where the mean is zero."""
 
 
 def plan_record(contract: Contract, arms: Sequence[PlannedArm], pilot: Pilot, workload: Workload) -> dict[str, Any]:
@@ -55,13 +56,26 @@ def _document_entry(contract: Contract, arm: PlannedArm, clause: str, limit: flo
     alpha, power = contract.inference.alpha, contract.inference.power
     planned = contract.text.documents
     mean, variation = spread
+    if variation is None:
+        return {
+            "arm": arm.name,
+            "clause": clause,
+            "unit": _unit(clause),
+            "expected": mean,
+            "limit": limit,
+            "n_planned": planned,
+            "n_needed": None,
+            "n_unit": "documents",
+            "power": None,
+            "assumption": "the pilot saw no difference at all, so it tells no spread",
+        }
     # Towards BREACHED the same formula holds with both signs turned.
     sign = 1 if mean < limit else -1
     needed = plan_documents(sign * mean, variation, sign * limit, alpha, power).documents
     return {
         "arm": arm.name,
         "clause": clause,
-        "unit": "share" if clause == "fidelity.kl_exceed" else "nats/token",
+        "unit": _unit(clause),
         "expected": mean,
         "limit": limit,
         "n_planned": planned,
@@ -102,7 +116,11 @@ def _spread(documents: Sequence[DocumentMeans], field: str) -> _Mean:
     values = [getattr(document, field) for document in documents]
     mean = math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return _Mean(mean, math.sqrt(variance) / abs(mean) if mean else 0.0)
+    return _Mean(mean, math.sqrt(variance) / abs(mean) if mean else None)
+
+
+def _unit(clause: str) -> str:
+    return "share" if clause == "fidelity.kl_exceed" else "nats/token"
 
 
 def _cost(contract: Contract, arms: Sequence[PlannedArm], pilot: Pilot, workload: Workload) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from kvassay.core.contract import Contract
@@ -50,12 +51,16 @@ def prepare_workload(contract: Contract, tokenizer: Any) -> Workload:
     documents: list[TokenDocument] = []
     if contract.has_fidelity:
         corpus = load_corpus(text.corpus)
-        lengths = {"prompt_tokens": text.prompt_tokens, "scored_tokens": text.scored_tokens, "seed": inference.seed}
-        documents = text_documents(corpus, tokenizer, documents=text.documents, **lengths)
-        used = {document.id for document in documents}
-        pilot_documents = text_documents(
-            corpus, tokenizer, documents=inference.pilot_documents, exclude=used, **lengths
+        draw = partial(
+            text_documents,
+            corpus,
+            tokenizer,
+            prompt_tokens=text.prompt_tokens,
+            scored_tokens=text.scored_tokens,
+            seed=inference.seed,
         )
+        documents = draw(documents=text.documents)
+        pilot_documents = draw(documents=inference.pilot_documents, exclude={document.id for document in documents})
     items: list[RecallItem] = []
     if recall := contract.task.get("recall"):
         total = inference.pilot_items + recall.items

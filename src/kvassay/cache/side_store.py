@@ -110,10 +110,10 @@ class SideStore:
         count = self.plan.committed_tokens(tokens) - self.plan.committed_tokens(self.tokens)
         encoded = self._quantizer.encode(waiting[:, :, :count], self._calibration) if count else None
         if encoded is not None and encoded.clipped_values and self._on_clip == "raise":
+            scale = "one static" if self.plan.spec.is_static else "unit"
             raise RangeError(
-                f"{encoded.clipped_values} values saturate in {self.plan.spec.method} with "
-                f"{'one static' if self.plan.spec.is_static else 'unit'} scale; use a token-head format, or on_clip='count' to keep the "
-                "saturated values and their count"
+                f"{encoded.clipped_values} values saturate in {self.plan.spec.method} with {scale} scale; use a "
+                "token-head format, or on_clip='count' to keep the saturated values and their count"
             )
         # Nothing above changed this store; from here on nothing can fail.
         num_dropped = self.plan.dropped_tokens(tokens) - self.plan.dropped_tokens(self.tokens)

@@ -35,7 +35,7 @@ app.command(experiment)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 met or done, 1 breached or not verified, 3 inconclusive, 2 usage or environment."""
+    """Run the command line and exit: 0 met or done, 1 breached or not verified, 3 inconclusive, 2 usage."""
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 

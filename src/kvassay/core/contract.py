@@ -78,7 +78,7 @@ class Inference(_Model):
     pilot_documents: int = Field(default=4, ge=2)
     """Documents of the pilot that planning and calibration use; never reused for the verdict."""
     pilot_items: int = Field(default=8, ge=2)
-    bootstrap_replicates: int = Field(default=2000, ge=200, le=1_000_000)
+    bootstrap_replicates: int = Field(default=10_000, ge=200, le=1_000_000)
     seed: int = Field(default=7, ge=0)
 
 

@@ -7,6 +7,7 @@ large one of the scores and softmax weights (keys), or go straight into the weig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from kvassay.cache.quantized_cache import SideCalibration
 from kvassay.core.geometry import CacheGeometry
-from kvassay.core.kv_format import KVFormat, side_plans
+from kvassay.core.kv_format import KVFormat, SidePlan, side_plans
 from kvassay.core.spec import exact_spec
 from kvassay.engines.transformers.decode_attention import AttentionParts, attention_parts, visible_tokens
 from kvassay.engines.transformers.decode_scorer import LayerAttention
@@ -46,45 +47,52 @@ class _Views(NamedTuple):
     values: DecodeView
 
 
+class MeasuredFormat(NamedTuple):
+    """A format to measure, with the static scales of the observed layer."""
+
+    kv_format: KVFormat
+    calibration: SideCalibration = (None, None)
+
+
 @torch.inference_mode()
 def attention_errors(
-    observed: LayerAttention,
-    kv_format: KVFormat,
-    geometry: CacheGeometry,
-    calibration: SideCalibration = (None, None),
-) -> list[AttentionError]:
-    """Errors of one layer for `keys`, `values` and `both`; sides that the format stores exactly have zero error."""
+    observed: LayerAttention, formats: Sequence[MeasuredFormat], geometry: CacheGeometry
+) -> list[list[AttentionError]]:
+    """Errors of one layer for each format: `keys`, `values` and `both`.
+
+    Sides that a format stores as plain floats have their rounding error only.
+    """
     queries = observed.queries[:, :, -MEASURED_QUERIES:].double()
-    first = observed.keys.shape[2] - queries.shape[2]
-    exact = _exact_views(observed, kv_format, geometry)
-    stored = _stored_views(observed, kv_format, geometry, calibration)
+    tokens = observed.keys.shape[2]
+    first = tokens - queries.shape[2]
     rule = observed.rule
     if rule.sink_logits is not None:
         rule = rule._replace(sink_logits=rule.sink_logits.double())
+    exact = _exact_views(observed, geometry)
     expected = attention_parts(queries, exact.keys, exact.values, first, rule)
-    visible = visible_tokens(first, observed.keys.shape[2] - 1, rule.sliding_window, queries.device)
-    rows = []
-    for substituted, views in (
-        ("keys", _Views(stored.keys, exact.values)),
-        ("values", _Views(exact.keys, stored.values)),
-        ("both", stored),
-    ):
-        found = attention_parts(queries, views.keys, views.values, first, rule)
-        rows.append(_error(observed.layer, substituted, exact, stored, expected, found, visible))
-    return rows
+    visible = visible_tokens(first, tokens - 1, rule.sliding_window, queries.device)
+    found = []
+    for measured in formats:
+        stored = _stored_views(observed, measured.kv_format, geometry, measured.calibration)
+        rows = []
+        for substituted, views in (
+            ("keys", _Views(stored.keys, exact.values)),
+            ("values", _Views(exact.keys, stored.values)),
+            ("both", stored),
+        ):
+            parts = attention_parts(queries, views.keys, views.values, first, rule)
+            rows.append(_error(observed.layer, substituted, exact, stored, expected, parts, visible))
+        found.append(rows)
+    return found
 
 
-def _exact_views(observed: LayerAttention, kv_format: KVFormat, geometry: CacheGeometry) -> _Views:
+def _exact_views(observed: LayerAttention, geometry: CacheGeometry) -> _Views:
     """The sides as float64, never quantized."""
-    key_plan, value_plan = side_plans(kv_format, observed.layer, geometry.layers[observed.layer])
-    keys, values = (
-        decode_view(side.double(), plan._replace(spec=exact_spec("float32"), sinks=0, recent=0), "float32", None, name)
-        for side, plan, name in (
-            (observed.keys, key_plan, "keys"),
-            (observed.values, value_plan, "values"),
-        )
+    plan = SidePlan(exact_spec("float32"), 0, 0, geometry.layers[observed.layer].sliding_window)
+    return _Views(
+        decode_view(observed.keys.double(), plan, "float32", None, f"keys of layer {observed.layer}"),
+        decode_view(observed.values.double(), plan, "float32", None, f"values of layer {observed.layer}"),
     )
-    return _Views(keys, values)
 
 
 def _stored_views(

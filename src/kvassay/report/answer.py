@@ -59,6 +59,8 @@ class Answer(NamedTuple):
     exit_code: int
     rows: tuple[AnswerRow, ...]
     tasks: tuple[str, ...]
+    cache_size: str
+    """Of which cache the bytes are; empty where the ledgers differ in it."""
     interval_level: Shown
     one_sided_level: Shown
 
@@ -78,6 +80,7 @@ def answer(findings: Findings) -> Answer:
         exit_code=content.verdicts.exit_code,
         rows=tuple(_row(v, v is smallest, figures.get(v.arm), kl.get(v.arm), tasks) for v in ordered),
         tasks=tasks,
+        cache_size=_cache_size(findings),
         interval_level=Figure(level(1 - 2 * alpha), repr(1 - 2 * alpha)),
         one_sided_level=Figure(level(1 - alpha), repr(1 - alpha)),
     )
@@ -104,6 +107,14 @@ def task_loss(clause: ClauseVerdict) -> Interval:
     else:
         estimate, lower, upper = clause.estimate, clause.lower, clause.upper
     return Interval(_points(estimate), _points(lower), _points(upper), _limit_points(abs(clause.limit)))
+
+
+def _cache_size(findings: Findings) -> str:
+    sizes = {(figures.tokens, figures.batch) for figures in findings.figures.values()}
+    if len(sizes) != 1:
+        return ""
+    ((tokens, batch),) = sizes
+    return f"{tokens:,} tokens" + (f" in each of {batch:,} rows" if batch > 1 else "")
 
 
 def _points(share: float | None) -> Shown:

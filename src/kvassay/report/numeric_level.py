@@ -34,6 +34,9 @@ class LayerError(NamedTuple):
     output_relative: float | None
 
 
+_FIRST_MEASURE = LayerError._fields.index(MEASURES[0])
+
+
 class LayerRow(NamedTuple):
     layer: int
     substituted: str
@@ -51,14 +54,22 @@ class ArmNumeric(NamedTuple):
 
 class Numeric(NamedTuple):
     arms: tuple[ArmNumeric, ...]
+    exact: tuple[str, ...]
+    """Arms without any error, such as the reference against itself."""
     documents: int
     layers: int
 
 
 def numeric_level(errors: Sequence[LayerError], further_layers: int) -> Numeric:
     names = dict.fromkeys(error.arm for error in sorted(errors, key=_badness, reverse=True))
+    inexact = {error.arm for error in errors if any(error[_FIRST_MEASURE:])}
     return Numeric(
-        arms=tuple(_arm(name, [error for error in errors if error.arm == name], further_layers) for name in names),
+        arms=tuple(
+            _arm(name, [error for error in errors if error.arm == name], further_layers)
+            for name in names
+            if name in inexact
+        ),
+        exact=tuple(name for name in names if name not in inexact),
         documents=max((error.documents for error in errors), default=0),
         layers=len({error.layer for error in errors}),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from kvassay.core.records import Arm
+from kvassay.core.records import Arm, Role
 from kvassay.pack.reader import PackContent
 from kvassay.report.figures import NOT_RECORDED, Shown, number, percent
 from kvassay.report.findings import Findings
@@ -62,18 +62,21 @@ def worst_rows(findings: Findings) -> list[WorstRow]:
 
 
 def worst_examples(content: PackContent, per_arm: int) -> list[ArmExamples]:
-    """Examples of each arm, largest KL first; the arm with the worst example leads."""
+    """Examples of each arm, largest KL first; the arm with the worst example leads.
+
+    The reference against itself is left out: it differs by rounding, which has no example.
+    """
     roles = _roles(content.arms)
-    found = sorted(objects_at(content.subject, "examples"), key=_badness, reverse=True)
+    again = {arm.name for arm in content.arms if arm.role is Role.REFERENCE_AGAIN}
+    examples = [one for one in objects_at(content.subject, "examples") if text_at(one, "arm") not in again]
+    found = sorted(examples, key=_badness, reverse=True)
     order = {arm: index for index, arm in reversed(list(enumerate(text_at(one, "arm") or "" for one in found)))}
     found.sort(key=lambda one: order[text_at(one, "arm") or ""])
     grouped: list[ArmExamples] = []
     for arm, members in groupby(found, key=lambda one: text_at(one, "arm") or ""):
-        examples = list(members)
-        shown = tuple(_example(one) for one in examples[:per_arm])
-        grouped.append(
-            ArmExamples(arm or NOT_RECORDED, roles.get(arm, NOT_RECORDED), shown, len(examples) - len(shown))
-        )
+        of_arm = list(members)
+        shown = tuple(_example(one) for one in of_arm[:per_arm])
+        grouped.append(ArmExamples(arm or NOT_RECORDED, roles.get(arm, NOT_RECORDED), shown, len(of_arm) - len(shown)))
     return grouped
 
 
