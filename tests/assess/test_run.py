@@ -20,7 +20,7 @@ from kvassay.pack.verify import verify_pack
 
 @pytest.fixture(scope="module")
 def pack(tiny_folder, texts, tmp_path_factory):
-    from tests.assess.conftest import CONTRACT
+    from tests.conftest import CONTRACT
 
     toml = CONTRACT.format(texts=texts)
     out = tmp_path_factory.mktemp("packs") / "pack"

@@ -25,7 +25,7 @@ def test_pairs_without_discordance(margin, tango, exact):
     assert (plan.undiscordant_tango, plan.undiscordant_exact, plan.pairs) == (tango, exact, exact)
 
 
-def test_no_number_of_pairs_shows_a_loss_inside_a_margin_it_exceeds():
+def test_no_number_decides_a_difference_on_the_limit_itself():
     assert plan_pairs(0.02, 0.05, delta=-0.02).pairs is None
     assert plan_documents(0.02, 0.5, 0.02).documents is None
 
@@ -49,6 +49,22 @@ def test_power_of_pairs_is_what_a_simulation_finds():
         if paired_noninferiority(n, int(b), int(c), margin).lower > -margin
     )
     assert pairs_power(n, margin, loss + gain, gain - loss) == pytest.approx(met / 3000, abs=0.025)
+
+
+def test_power_of_a_breach_by_pairs_is_what_a_simulation_finds():
+    n, margin, loss, gain = 80, 0.05, 0.20, 0.02
+    rng = np.random.default_rng(4)
+    tables, repeats = np.unique(
+        rng.multinomial(n, [loss, gain, 1 - loss - gain], size=3000)[:, :2], axis=0, return_counts=True
+    )
+    breached = sum(
+        int(k)
+        for (b, c), k in zip(tables, repeats, strict=True)
+        if paired_noninferiority(n, int(b), int(c), margin).upper < -margin
+    )
+    assert pairs_power(n, margin, loss + gain, gain - loss) == pytest.approx(breached / 3000, abs=0.025)
+    needed = plan_pairs(margin, loss + gain, gain - loss, power=0.8).pairs
+    assert 0.8 <= pairs_power(needed, margin, loss + gain, gain - loss) <= 0.87
 
 
 def test_power_grows_with_pairs_and_falls_with_the_design_effect():

@@ -82,8 +82,7 @@ def _document_entry(contract: Contract, arm: PlannedArm, clause: str, limit: flo
         "n_needed": needed,
         "n_unit": "documents",
         "power": documents_power(planned, sign * mean, variation, sign * limit, alpha),
-        "assumption": f"pilot mean {mean:.3g}, CV {variation:.2f} between documents, towards "
-        f"{'MET' if sign > 0 else 'BREACHED'}",
+        "assumption": f"pilot mean {mean:.3g}, CV {variation:.2f} between documents, towards {_towards(sign > 0)}",
     }
 
 
@@ -94,9 +93,9 @@ def _pairs_entry(
     discordance = (counts.losses + counts.gains + 1) / (counts.n + 2)
     delta = (counts.gains - counts.losses) / (counts.n + 2)
     plan = plan_pairs(margin, discordance, delta, contract.inference.alpha, contract.inference.power)
-    power = None
-    if margin + delta > 0:
-        power = pairs_power(planned, margin, discordance, delta, contract.inference.alpha)
+    inside, on_margin = margin + delta > 0, margin + delta == 0
+    power = None if on_margin else pairs_power(planned, margin, discordance, delta, contract.inference.alpha)
+    direction = "on the margin, which no number of contexts decides" if on_margin else f"towards {_towards(inside)}"
     return {
         "arm": arm.name,
         "clause": "task.recall",
@@ -107,8 +106,8 @@ def _pairs_entry(
         "n_needed": plan.pairs,
         "n_unit": "contexts",
         "power": power,
-        "assumption": f"discordance {discordance:.2f}, difference {delta:+.2f} (pilot of {counts.n}), towards "
-        f"{'BREACHED' if power is None else 'MET'}; without any discordant pair {plan.undiscordant_exact}",
+        "assumption": f"discordance {discordance:.2f}, difference {delta:+.2f} (pilot of {counts.n}), "
+        f"{direction}; without any discordant pair {plan.undiscordant_exact}",
     }
 
 
@@ -117,6 +116,10 @@ def _spread(documents: Sequence[DocumentMeans], field: str) -> _Mean:
     mean = math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return _Mean(mean, math.sqrt(variance) / abs(mean) if mean else None)
+
+
+def _towards(inside: bool) -> str:
+    return "MET" if inside else "BREACHED"
 
 
 def _unit(clause: str) -> str:

@@ -37,7 +37,7 @@ from kvassay.judge import judge
 from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import ArmLedgers
 from kvassay.pack.writer import PackWriter
-from kvassay.report import chart_specs, render_report
+from kvassay.report import chart_specs, headline, render_report
 from kvassay.workloads.excerpts import TokenDocument
 
 
@@ -48,6 +48,8 @@ class Assessment(NamedTuple):
     manifest: PackManifest
     verdicts: Verdicts
     plan: dict[str, Any]
+    answer: str
+    """One sentence: the smallest candidate that met the contract, its bytes and its loss."""
     bits: dict[str, float]
     """Stored bits per value by arm: persistent bytes of a document's cache, windows, sinks and padding included."""
 
@@ -84,7 +86,7 @@ def run_assessment(
         for name, spec in chart_specs(content).items():
             pack.write_chart(name, spec)
         pack.write_report(render_report(content))
-        return Assessment(pack.out, pack.commit(), verdicts, run.plan, run.bits)
+        return Assessment(pack.out, pack.commit(), verdicts, run.plan, headline(content), run.bits)
 
 
 class _Run:

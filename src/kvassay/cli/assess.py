@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from kvassay.cli.output import print_json, print_table, say
+from kvassay.cli.output import print_json, print_table, say, table_lines
 from kvassay.cli.progress_display import ProgressDisplay
 from kvassay.cli.torch_extra import require_torch
 from kvassay.core.contract import Contract, load_contract
@@ -60,15 +61,16 @@ def assess(
         )
     verdicts = result.verdicts
     if json:
-        manifest = {"out": str(result.out), "root": result.manifest.root, "plan": result.plan}
+        manifest = {"out": str(result.out), "root": result.manifest.root, "answer": result.answer, "plan": result.plan}
         print_json({**manifest, "verdicts": verdicts.model_dump(mode="json")})
         return verdicts.exit_code
     _print_verdicts(verdicts.formats, result.bits)
     for control in verdicts.controls:
         state = "not run" if control.passed is None else "passed" if control.passed else "FAILED"
         print(f"control {control.name}: {state}: {control.reason}")
-    print(f"\n{_WORDS[verdicts.outcome]} (exit code {verdicts.exit_code}): {verdicts.reason}")
-    print(f"evidence {result.out}\nreport   {result.out / 'report.html'}\nroot     {result.manifest.root}")
+    print(f"\n{result.answer}")
+    print(f"{_WORDS[verdicts.outcome]} (exit code {verdicts.exit_code}): {verdicts.reason}")
+    print(f"evidence {result.out}\nreport   {result.out / 'report.html'}")
     print(f"verify with: kvassay verify {result.out} --root {result.manifest.root}")
     return verdicts.exit_code
 
@@ -89,19 +91,30 @@ def _say_plan(plan: dict[str, Any]) -> None:
     _print_plan(plan, say)
 
 
-def _print_plan(plan: dict[str, Any], line: Any) -> None:
-    """The plan, before the run: sample sizes, power and cost."""
-    line(f"plan under contract {plan['contract_sha256'][:12]}, from a pilot that the verdict does not reuse:")
-    for clause in plan["clauses"]:
-        power = "unknown" if clause["power"] is None else f"{clause['power']:.2f}"
-        needed = "unknown" if clause["n_needed"] is None else str(clause["n_needed"])
-        line(
-            f"  {clause['arm']}, {clause['clause']}: n = {clause['n_planned']} {clause['n_unit']}, "
-            f"needed {needed}, chance of a verdict {power} ({clause['assumption']})"
-        )
-    cost = plan["cost"]
+def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
+    """The plan, before the run: what is expected, the sample, the chance of a verdict, and the cost."""
+    pilot, cost = plan["pilot"], plan["cost"]
     line(
-        f"  cost: {cost['reference_tokens']:,} reference and {cost['candidate_tokens']:,} candidate tokens, "
+        f"plan under contract {plan['contract_sha256'][:12]}, from a pilot of {pilot['documents']} documents and "
+        f"{pilot['items']} contexts that the verdict does not reuse:"
+    )
+    rows = [
+        (
+            clause["arm"],
+            clause["clause"],
+            _figure(clause["expected"]),
+            _figure(clause["limit"]),
+            clause["n_planned"],
+            "none suffices" if clause["n_needed"] is None else clause["n_needed"],
+            "-" if clause["power"] is None else f"{clause['power']:.2f}",
+        )
+        for clause in plan["clauses"]
+    ]
+    header = ["format", "clause", "expected", "limit", "n", "n needed", "chance of a verdict"]
+    for text in table_lines(header, rows, right=(2, 3, 4, 5, 6)):
+        line(text)
+    line(
+        f"cost: {cost['reference_tokens']:,} reference and {cost['candidate_tokens']:,} candidate tokens, "
         f"about {cost['seconds_expected']:.0f} s"
     )
 
@@ -109,7 +122,8 @@ def _print_plan(plan: dict[str, Any], line: Any) -> None:
 def _print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float]) -> None:
     rows = []
     for verdict in formats:
-        for index, clause in enumerate(verdict.clauses):
+        decisive = [clause for clause in verdict.clauses if not clause.details.get("descriptive")]
+        for index, clause in enumerate(decisive):
             lead = [verdict.arm, _ROLES[verdict.role], f"{bits[verdict.arm]:.3f}", _WORDS[verdict.outcome]]
             rows.append([*(lead if index == 0 else [""] * 4), _clause_name(clause), *_clause_cells(clause)])
     header = ["format", "role", "bits/value", "verdict", "clause", "estimate", "95% bounds", "limit", "n", "outcome"]
@@ -121,11 +135,12 @@ def _clause_name(clause: ClauseVerdict) -> str:
 
 
 def _clause_cells(clause: ClauseVerdict) -> list[str]:
-    def figure(value: float | None) -> str:
-        return "-" if value is None else f"{value:.4g}"
+    bounds = f"{_figure(clause.lower)} to {_figure(clause.upper)}"
+    return [_figure(clause.estimate), bounds, _figure(clause.limit), str(clause.n), _WORDS[clause.outcome]]
 
-    bounds = f"{figure(clause.lower)} to {figure(clause.upper)}"
-    return [figure(clause.estimate), bounds, figure(clause.limit), str(clause.n), _WORDS[clause.outcome]]
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _slug(text: str) -> str:

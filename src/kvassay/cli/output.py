@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -15,6 +15,11 @@ def print_json(value: Any) -> None:
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> None:
     """An aligned table on stdout; columns of `right` (numbers) are right-aligned."""
+    for line in table_lines(header, rows, right):
+        print(line)
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Iterator[str]:
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     for index, row in enumerate(cells):
@@ -22,9 +27,9 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], right: 
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        print("  ".join(parts).rstrip())
+        yield "  ".join(parts).rstrip()
         if index == 0:
-            print("  ".join("-" * width for width in widths))
+            yield "  ".join("-" * width for width in widths)
 
 
 def say(text: str) -> None:

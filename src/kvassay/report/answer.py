@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvassay.core.records import ClauseVerdict, FormatVerdict, Outcome, Role
+from kvassay.pack.reader import PackContent
 from kvassay.report.clause_tables import NO_BOUND
 from kvassay.report.figures import (
     NOT_RECORDED,
@@ -18,7 +19,7 @@ from kvassay.report.figures import (
     size,
     times_smaller,
 )
-from kvassay.report.findings import Findings, MeanKl, whole_clause
+from kvassay.report.findings import Findings, MeanKl, find, whole_clause
 from kvassay.report.ledger_figures import LedgerFigures
 from kvassay.report.outcomes import MARKS, Mark, mark
 
@@ -84,6 +85,13 @@ def answer(findings: Findings) -> Answer:
         interval_level=Figure(level(1 - 2 * alpha), repr(1 - 2 * alpha)),
         one_sided_level=Figure(level(1 - alpha), repr(1 - alpha)),
     )
+
+
+def headline(content: PackContent) -> str:
+    """The answer in one sentence: the smallest candidate that met the contract, its bytes and its loss."""
+    findings = find(content)
+    candidates = [verdict for verdict in content.verdicts.formats if verdict.role is Role.CANDIDATE]
+    return _headline(findings, candidates, smallest_met(findings))
 
 
 def smallest_met(findings: Findings) -> FormatVerdict | None:

@@ -21,6 +21,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvassay.stats.cluster import MINIMUM_DOCUMENTS, bootstrap_level
 from kvassay.stats.distributions import normal_quantile, normal_upper_tail
@@ -38,7 +39,7 @@ class PairsPlan(NamedTuple):
     """Pairs that a paired binary clause needs."""
 
     pairs: int | None
-    """What to run; None where no number suffices, since the expected loss is not inside the margin."""
+    """What to run; None where no number suffices, since the expected difference lies on the margin itself."""
     by_formula: int | None
     """The normal formula alone, design effect included."""
     undiscordant_tango: int
@@ -64,16 +65,17 @@ def plan_pairs(
     power: float = 0.8,
     design_effect: float = 1.0,
 ) -> PairsPlan:
+    """Pairs for a verdict with the power asked for: MET where `delta` lies inside the margin, else BREACHED."""
     _check_binary(margin, discordance, delta, design_effect)
     z = normal_quantile(1 - alpha)
     tango = math.ceil(z * z * (1 - margin) / margin)
     exact = math.ceil(math.log(alpha) / math.log1p(-margin))
-    if margin + delta <= 0:
+    if margin + delta == 0:
         return PairsPlan(None, None, tango, exact)
     quantiles = z + normal_quantile(power)
     formula = quantiles**2 * (discordance - delta * delta) / (margin + delta) ** 2 * design_effect
     by_formula = max(1, math.ceil(formula))
-    pairs = max(by_formula, exact)
+    pairs = max(by_formula, exact) if margin + delta > 0 else by_formula
     for _ in range(_SEARCH_STEPS if pairs <= _ENUMERATED_PAIRS else 0):
         if pairs_power(pairs, margin, discordance, delta, alpha, design_effect) >= power:
             break
@@ -84,14 +86,17 @@ def plan_pairs(
 def pairs_power(
     pairs: int, margin: float, discordance: float, delta: float = 0.0, alpha: float = 0.05, design_effect: float = 1.0
 ) -> float:
-    """Probability of MET, by exact enumeration of the verdict's own rule (Tango and the exact floor).
+    """Probability of the verdict that `delta` deserves: MET where it lies inside the margin, else BREACHED.
 
-    A design effect above 1 shrinks the number of pairs. Takes some tenths of a second, almost independent of n.
+    By exact enumeration of the verdict's own rule (Tango and the exact floor). On the margin itself this is the
+    probability of a wrong BREACHED, at most alpha. A design effect above 1 shrinks the number of pairs. Takes some
+    tenths of a second, almost independent of n.
     """
     _check_binary(margin, discordance, delta, design_effect)
     effective = max(1, math.floor(pairs / design_effect))
-    region = least_gains(effective, -margin, _critical_z(effective, margin, alpha))
-    return min(1.0, region_probability(effective, (discordance - delta) / 2, delta, region))
+    breached = margin + delta <= 0
+    region = _region(effective, margin, _critical_z(effective, margin, alpha, breached), breached)
+    return min(1.0, region_probability(effective, (discordance - delta) / 2, delta, region, breached))
 
 
 def plan_documents(
@@ -134,25 +139,30 @@ def documents_power(documents: int, mean: float, variation: float, limit: float,
     return normal_upper_tail((critical - (limit - mean) / se) / math.sqrt(factor))
 
 
-def _critical_z(pairs: int, margin: float, alpha: float) -> float:
-    """Least Z at −margin that is MET: Tango's quantile, raised until the worst-case error is at most alpha."""
+def _critical_z(pairs: int, margin: float, alpha: float, breached: bool) -> float:
+    """Least |Z| at −margin that decides: Tango's quantile, raised until the worst-case error is at most alpha."""
     low = normal_quantile(1 - alpha)
-    if _size(pairs, margin, low) <= alpha:
+    if _size(pairs, margin, low, breached) <= alpha:
         return low
     high = low + 1.0
-    while _size(pairs, margin, high) > alpha:
+    while _size(pairs, margin, high, breached) > alpha:
         high += 1.0
     for _ in range(_Z_HALVINGS):
         middle = (low + high) / 2
-        if _size(pairs, margin, middle) > alpha:
+        if _size(pairs, margin, middle, breached) > alpha:
             low = middle
         else:
             high = middle
     return high
 
 
-def _size(pairs: int, margin: float, z: float) -> float:
-    return worst_case_probability(pairs, -margin, least_gains(pairs, -margin, z))
+def _size(pairs: int, margin: float, z: float, breached: bool) -> float:
+    return worst_case_probability(pairs, -margin, _region(pairs, margin, z, breached), breached)
+
+
+def _region(pairs: int, margin: float, z: float, breached: bool) -> NDArray[np.int64]:
+    """By losses, the gains that decide: at least so many for MET, fewer for BREACHED."""
+    return least_gains(pairs, -margin, -z if breached else z)
 
 
 def _check_binary(margin: float, discordance: float, delta: float, design_effect: float) -> None:

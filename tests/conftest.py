@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.model_folders import llama_config, write_folder
-
 CONTRACT = """
 schema = "kvassay.contract/1"
 name = "tiny"
@@ -36,6 +34,8 @@ context_lines = 4
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.engines.model_folders import llama_config, write_folder  # needs torch, which most tests do not
+
     config = llama_config(hidden_size=64, head_dim=64, max_position_embeddings=512, num_hidden_layers=2)
     return write_folder(tmp_path_factory.mktemp("model") / "tiny", config)
 

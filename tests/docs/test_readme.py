@@ -1,0 +1,95 @@
+"""The README's commands and code are run as written; only what a reader must fill in is filled in."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvassay.cli.app import app, run
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def shell_commands(path: Path) -> list[str]:
+    """Lines of console blocks that a reader types: all of them, or those after `$` where a block shows output too."""
+    commands = []
+    for block in blocks(path, "console"):
+        lines = block.splitlines()
+        typed = [line[2:] for line in lines if line.startswith("$ ")] or lines
+        commands += [line.split("  #")[0].strip() for line in typed if line.strip()]
+    return commands
+
+
+def kvassay_commands(path: Path) -> list[list[str]]:
+    return [shlex.split(line)[1:] for line in shell_commands(path) if line.startswith("kvassay ")]
+
+
+def test_every_make_target_that_documents_name_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for path in DOCUMENTS for name in re.findall(r"`?make ([a-z]+)\b", path.read_text())}
+    named -= {"sure", "it", "a", "the", "no"}
+    assert {"demo", "test", "quick"} <= named <= targets
+
+
+def test_every_command_is_documented() -> None:
+    shown = {arguments[0] for arguments in kvassay_commands(ROOT / "README.md")}
+    commands = {name for name in app if not name.startswith("-")}
+    assert commands == shown
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = [
+        f"{path.name}: {target}"
+        for path in DOCUMENTS
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
+        if "://" not in target and not (path.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_readme_commands_run_as_written(tiny_folder, contract_toml, tmp_path, monkeypatch, capsys) -> None:
+    """In the README's order, in one folder, on a tiny model under a contract for it."""
+    (tmp_path / "contracts").mkdir()
+    (tmp_path / "contracts" / "demo.toml").write_text(contract_toml)
+    monkeypatch.chdir(tmp_path)
+    root = ""
+    for arguments in kvassay_commands(ROOT / "README.md"):
+        model = {"path/to/model": str(tiny_folder), "smollm2-135m": str(tiny_folder), "ROOT": root}
+        filled = [model.get(argument, argument) for argument in arguments]
+        code = run(filled)
+        captured = capsys.readouterr()
+        assert code in ((0, 1, 3) if arguments[0] == "assess" else (0,)), (arguments, captured.err)
+        if "evidence" in filled and arguments[0] == "assess":
+            root = json.loads((tmp_path / "evidence" / "manifest.json").read_text())["root"]
+    assert (tmp_path / "report.html").is_file()
+    assert (tmp_path / "experiment").is_dir()
+
+
+def test_readme_python_runs_as_written(tiny_folder) -> None:
+    code = "\n".join(blocks(ROOT / "README.md", "python"))
+    setting = (
+        "import torch\n"
+        "from transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tiny_folder)!r})\n"
+        "inputs = {'input_ids': torch.arange(5, 45)[None], 'max_new_tokens': 4}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", setting + code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > 0
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_documented_kvassay_commands_parse(path, capsys) -> None:
+    for arguments in kvassay_commands(path):
+        app.parse_args(arguments, exit_on_error=False, print_error=False)
