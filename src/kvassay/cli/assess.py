@@ -70,8 +70,8 @@ def assess(
         print(f"control {control.name}: {state}: {control.reason}")
     print(f"\n{result.answer}")
     print(f"{_WORDS[verdicts.outcome]} (exit code {verdicts.exit_code}): {verdicts.reason}")
-    print(f"evidence {result.out}\nreport   {result.out / 'report.html'}")
-    print(f"verify with: kvassay verify {result.out} --root {result.manifest.root}")
+    print(f"evidence {folder}\nreport   {folder / 'report.html'}")
+    print(f"verify with: kvassay verify {folder} --root {result.manifest.root}")
     return verdicts.exit_code
 
 
