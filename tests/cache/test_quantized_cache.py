@@ -11,7 +11,7 @@ from kvassay.cache import QuantizedCache
 from kvassay.cache.side_store import SideStore
 from kvassay.core.format_names import PRESETS, parse_format
 from kvassay.core.geometry import LayerGeometry
-from kvassay.core.kv_format import KVFormat, SidePlan, side_plans
+from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
 from kvassay.core.ledger import predict_ledger
 from kvassay.errors import CalibrationError, FormatError, GeometryError, NonFiniteError, RangeError
 from kvassay.formats import quantizer
@@ -27,7 +27,7 @@ def values(tokens, batch=2, seed=0) -> torch.Tensor:
 
 def key_store(kv_format: KVFormat, window: int | None = None) -> SideStore:
     geometry = LayerGeometry(kv_heads=HEADS, head_dim=DIM, value_dim=DIM, sliding_window=window)
-    return SideStore(side_plans(kv_format, 0, geometry)[0], HEADS, DIM, kv_format.exact_dtype, on_clip="count")
+    return SideStore(head_groups(kv_format, 0, geometry)[0].keys, HEADS, DIM, kv_format.exact_dtype, on_clip="count")
 
 
 def expected_read(plan: SidePlan, exact_dtype: str, x: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def _storage_nbytes(cache: QuantizedCache) -> list[int]:
     """Bytes of every tensor that the cache's objects reach, each storage once."""
     storages: dict[int, int] = {}
     for layer in cache.layers:
-        for store in (layer.key_store, layer.value_store):
+        for store in layer.stores:
             tensors = [store._sinks, store._tail, *(array._buffer for array in store._streams.values())]
             for tensor in tensors:
                 if tensor is not None and tensor.numel():
@@ -170,7 +170,7 @@ def test_b38_b32_unsupported_shapes_are_refused_at_construction() -> None:
     config.head_dim = 80
     with pytest.raises(GeometryError, match=r"head_dim 80 is not a multiple of group 64; use group 40 or 80"):
         QuantizedCache(config, "int4-g64")
-    with pytest.raises(FormatError, match=r"skips layer 3, the model has layers 0 to 2"):
+    with pytest.raises(FormatError, match=r"names layer 3, the model has layers 0 to 2"):
         QuantizedCache(tiny_models.tiny_config("llama"), "int8-token-head,skip=3")
 
 
@@ -196,19 +196,19 @@ def test_b36_keys_repeated_to_query_heads_are_refused() -> None:
 def test_b30_a_refused_append_changes_nothing() -> None:
     cache = QuantizedCache(tiny_models.tiny_config("llama"), "int8-token-head")
     cache.update(values(10), values(10), 0)
-    before = cache.layers[0].key_store.read().clone()
+    before = cache.layers[0].stored_heads[0].keys.read().clone()
     bad = values(3)
     bad[1, 0, 2, 5] = torch.inf
     with pytest.raises(NonFiniteError, match="keys of layer 0: entries hold 0 NaN and 1 infinite"):
-        cache.layers[0].key_store.append(bad)
-    assert torch.equal(cache.layers[0].key_store.read(), before)
+        cache.layers[0].stored_heads[0].keys.append(bad)
+    assert torch.equal(cache.layers[0].stored_heads[0].keys.read(), before)
 
 
 def test_b02_saturating_values_raise_unless_counting_was_asked_for() -> None:
     config = tiny_models.tiny_config("llama")
     loud = values(4)
     loud[..., 0] = 600.0
-    with pytest.raises(RangeError, match="16 values saturate in float8 with unit scale"):
+    with pytest.raises(RangeError, match="16 values saturate in float8 with a unit scale"):
         QuantizedCache(config, "fp8-e4m3").update(loud, values(4), 0)
     counting = QuantizedCache(config, "fp8-e4m3", on_clip="count")
     counting.update(loud, values(4), 0)
@@ -217,7 +217,7 @@ def test_b02_saturating_values_raise_unless_counting_was_asked_for() -> None:
 
 def test_b08_static_scales_must_be_given() -> None:
     config = tiny_models.tiny_config("llama")
-    with pytest.raises(CalibrationError, match="one static scale for the keys of layer 0 and got none"):
+    with pytest.raises(CalibrationError, match="static scales or means for the keys of layer 0 and got none"):
         QuantizedCache(config, "int8-tensor")
 
 

@@ -28,6 +28,10 @@ FORMATS = [
     "k=int4:channel16,v=f16",
     "kv=int4:group16/sym,exact=bf16,recent=3",
     "kv=int4:channel16/scale=f32",
+    "k=int3:group32/had/seed=5,v=int5:token-head,recent=6",
+    "k=int8:channel/mean,v=fp8-e4m3:head",
+    "kv=int4:block8x32,recent=3,sinks=2",
+    "int4-g32,recent=5,@1=int8:token,@2h1.k=int2:channel16,@2h0.v=f16",
 ]
 
 

@@ -12,37 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvassay.core.format_names import parse_format
+from kvassay.core.geometry import Owner
 from kvassay.core.layout import static_nbytes, stored_bits_per_value, streams
+from kvassay.core.methods import methods
 from kvassay.core.spec import Granularity, QuantSpec
 from kvassay.errors import CalibrationError, NonFiniteError, RangeError
 from kvassay.formats import quantizer
 from kvassay.formats.ggml_blocks import to_ggml_rows
 from kvassay.formats.packing import pack_codes, unpack_codes
 
-SIDES = [
-    "f32",
-    "f16",
-    "bf16",
-    "int8:tensor",
-    "int8:token",
-    "int8:token-head",
-    "int8:token-head/asym",
-    "int8:group32/scale=f32",
-    "fp8-e4m3",
-    "fp8-e4m3:token-head",
-    "int4:tensor",
-    "int4:token-head",
-    "int4:group16/sym",
-    "int4:group32",
-    "int4:group64",
-    "int4:channel32",
-    "int2:group32",
-    "int2:channel32",
-    "int2:channel32/scale=f32",
-    "q8_0",
-    "q4_0",
-]
-"""The method table: a new codec adds its line here and every test below runs over it."""
+SIDES = [example for method in methods().values() for example in method.examples]
+"""A new codec adds its row to the method table, and every test below runs over its examples."""
 
 INTEGER_SIDES = [side for side in SIDES if side.startswith("int")]
 
@@ -57,7 +37,7 @@ def values(batch=2, heads=3, tokens=64, dim=64, seed=0, dtype=torch.float32) -> 
 
 def round_trip(text: str, x: torch.Tensor) -> torch.Tensor:
     codec = quantizer(side_spec(text))
-    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    calibration = codec.calibrate(x) if codec.spec.needs_calibration else None
     return codec.decode(codec.encode(x, calibration).streams, x.dtype, calibration)
 
 
@@ -67,7 +47,7 @@ def test_b61_streams_have_the_declared_shapes_and_bytes(side, tokens) -> None:
     """R14, R19, R22: stored bits per value are the real bytes, codes and metadata."""
     x = values(tokens=tokens)
     codec = quantizer(side_spec(side))
-    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    calibration = codec.calibrate(x) if codec.spec.needs_calibration else None
     encoded = codec.encode(x, calibration).streams
     declared = streams(codec.spec, 3, 64)
 
@@ -117,6 +97,17 @@ def test_gaussian_rate(side, expected_db) -> None:
     assert abs(sqnr_db - expected_db) < 0.15
 
 
+LARGEST_RELATIVE_ERROR = {
+    1: 1.6, 2: 0.55, 3: 0.35, 4: 0.25, 5: 0.12, 6: 0.08, 7: 0.06, 8: 0.06, 16: 0.005, 32: 1e-6,
+}  # fmt: skip
+"""Of Gaussian values, by bits: what no format of any family may exceed; the rate table is the sharp test."""
+
+
+def is_plain(spec: QuantSpec) -> bool:
+    """Scales from the values themselves, no rotation, no mean."""
+    return not spec.needs_calibration and spec.rotation is None
+
+
 def error_bound(codec, encoded, x) -> torch.Tensor:
     """Half a step plus what the rounding of scale and minimum can add (R75, R76)."""
     spec = codec.spec
@@ -133,6 +124,8 @@ def error_bound(codec, encoded, x) -> torch.Tensor:
         expanded = bound.repeat_interleave(spec.group_size, dim=3)
     elif spec.granularity is Granularity.CHANNEL:
         expanded = bound.repeat_interleave(spec.group_size, dim=2)
+    elif spec.granularity is Granularity.BLOCK:
+        expanded = bound.repeat_interleave(spec.block_tokens, dim=2).repeat_interleave(spec.group_size, dim=3)
     else:
         expanded = bound.expand_as(x) if bound.shape[1] == 1 else bound
     return expanded + slack
@@ -140,7 +133,7 @@ def error_bound(codec, encoded, x) -> torch.Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    side=st.sampled_from([side for side in INTEGER_SIDES if "tensor" not in side]),
+    side=st.sampled_from([side for side in INTEGER_SIDES if is_plain(side_spec(side))]),
     seed=st.integers(0, 2**31),
     exponent=st.integers(-6, 3),
     offset=st.sampled_from([0.0, 1.0, -100.0, 1000.0]),
@@ -159,10 +152,10 @@ def test_b24_every_input_dtype_round_trips(side, dtype) -> None:
     x = values(dtype=torch.float32).to(dtype)
     exact = x.to(torch.float64)
     codec = quantizer(side_spec(side))
-    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    calibration = codec.calibrate(x) if codec.spec.needs_calibration else None
     found = codec.decode(codec.encode(x, calibration).streams, torch.float64, calibration)
     relative = float((found - exact).norm() / exact.norm())
-    assert relative < {2: 0.5, 4: 0.25, 8: 0.06, 16: 0.005, 32: 1e-6}[codec.spec.num_bits]
+    assert relative < LARGEST_RELATIVE_ERROR[codec.spec.num_bits]
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -171,7 +164,7 @@ def test_b28_b31_constant_zero_and_tiny_groups_stay_finite_and_close(side, const
     """R70: a zero group, and one whose maximum underflows in the stored scale type, uses scale one."""
     x = torch.full((1, 2, 32, 64), constant)
     codec = quantizer(side_spec(side))
-    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    calibration = codec.calibrate(x) if codec.spec.needs_calibration else None
     encoded = codec.encode(x, calibration).streams
     for name in ("scales", "minimums"):
         if name in encoded:
@@ -183,7 +176,11 @@ def test_b28_b31_constant_zero_and_tiny_groups_stay_finite_and_close(side, const
     tolerance = 0.06 if side in ("fp8-e4m3", "bf16") else 1e-3
     # Below this, the smallest stored scale is coarser than the value: half an e4m3 subnormal, 127 half float16 ones.
     resolution = {"fp8-e4m3": 2**-10, "f16": 2**-25}.get(side, 127 * 2**-25)
-    assert float((found - x).abs().max()) <= max(abs(constant) * tolerance, resolution)
+    if codec.spec.rotation is None and not codec.spec.mean:
+        assert float((found - x).abs().max()) <= max(abs(constant) * tolerance, resolution)
+    else:  # a constant row turns into a spike, whose neighbours cost a share of it
+        allowed = LARGEST_RELATIVE_ERROR[codec.spec.num_bits]
+        assert float((found - x).norm()) <= max(float(x.norm()) * allowed, resolution * x.numel() ** 0.5)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -191,7 +188,7 @@ def test_b28_b31_constant_zero_and_tiny_groups_stay_finite_and_close(side, const
 def test_b30_non_finite_values_are_refused_counted_and_placed(side, bad) -> None:
     x = values(batch=1, heads=2, tokens=32)
     codec = quantizer(side_spec(side))
-    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    calibration = codec.calibrate(x) if codec.spec.needs_calibration else None
     x[0, 1, 7, 3] = bad
     with pytest.raises(
         NonFiniteError, match=r"of 4096 elements, first at \[row, head, token, channel\] = \[0, 1, 7, 3\]"
@@ -296,7 +293,7 @@ def test_b46_codes_do_not_depend_on_chunking_or_on_other_rows(side) -> None:
     """Groups stay inside one batch row, and whole blocks encode alike alone and together."""
     x = values(batch=3, tokens=128)
     codec = quantizer(side_spec(side))
-    calibration = codec.calibrate(x) if codec.spec.is_static else None
+    calibration = codec.calibrate(x) if codec.spec.needs_calibration else None
     whole = codec.encode(x, calibration).streams
     one_row = codec.encode(x[1:2, :, :64], calibration).streams
     for name, part in one_row.items():
@@ -322,6 +319,8 @@ def test_r1_b22_more_bits_or_finer_groups_err_less(side) -> None:
 
 
 def test_static_scales_are_counted() -> None:
-    assert static_nbytes(side_spec("int8:tensor")) == 4
-    assert static_nbytes(side_spec("int4:tensor")) == 8
-    assert static_nbytes(side_spec("int8:token-head")) == 0
+    assert static_nbytes(side_spec("int8:tensor"), 3, 64) == {Owner.SCALES: 4}
+    assert static_nbytes(side_spec("int4:tensor"), 3, 64) == {Owner.SCALES: 4, Owner.ZERO_POINTS: 4}
+    assert static_nbytes(side_spec("int8:token-head"), 3, 64) == {}
+    assert static_nbytes(side_spec("fp8-e4m3:head"), 3, 64) == {Owner.SCALES: 12}
+    assert static_nbytes(side_spec("int8:channel/mean"), 3, 64) == {Owner.SCALES: 768, Owner.ZERO_POINTS: 768}

@@ -7,7 +7,7 @@ import torch
 
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
-from kvassay.core.kv_format import side_plans
+from kvassay.core.kv_format import head_groups
 from kvassay.engines.transformers.decode_attention import AttentionRule
 from kvassay.engines.transformers.decode_scorer import LayerAttention
 from kvassay.formats import quantizer
@@ -59,7 +59,7 @@ def outputs(o: LayerAttention, keys_of, values_of) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["int8-token-head", "kivi-2,recent=8,sinks=2", "int4-g32,recent=20", "q4_0"])
 def test_r50_r81_r82_errors_equal_a_query_by_query_calculation(name) -> None:
     o, kv_format = observed(), parse_format(name)
-    key_plan, value_plan = side_plans(kv_format, 0, GEOMETRY.layers[0])
+    _, key_plan, value_plan = head_groups(kv_format, 0, GEOMETRY.layers[0])[0]
 
     def exact(x):
         return lambda position: x[:, :, : position + 1].double()

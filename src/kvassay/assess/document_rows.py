@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kvassay.assess.arms import PlannedArm
-from kvassay.cache.quantized_cache import SideCalibration
+from kvassay.cache.quantized_cache import LayerCalibration
 from kvassay.core.format_names import parse_format
 from kvassay.engines.transformers.decode_scorer import CandidatePass, DecodeScorer, ReferencePass
 from kvassay.engines.transformers.decode_view import EncodeCounts
 from kvassay.measures.teacher_forced import TokenMeasures, compare_distributions, greedy_tokens
 
-Calibrations = Mapping[str, Mapping[int, SideCalibration]]
+Calibrations = Mapping[str, Mapping[int, LayerCalibration]]
 """Static scales by arm name; empty where a format needs none."""
 
 

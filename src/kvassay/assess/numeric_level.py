@@ -25,10 +25,7 @@ def tensor_rows(
     rows: list[tuple[str, AttentionError]] = []
 
     def measure(observed: LayerAttention) -> None:
-        formats = [
-            MeasuredFormat(arm.kv_format, calibrations.get(arm.name, {}).get(observed.layer, (None, None)))
-            for arm in arms
-        ]
+        formats = [MeasuredFormat(arm.kv_format, calibrations.get(arm.name, {}).get(observed.layer)) for arm in arms]
         errors = attention_errors(observed, formats, scorer.geometry)
         rows.extend((arm.name, row) for arm, arm_rows in zip(arms, errors, strict=True) for row in arm_rows)
 

@@ -17,7 +17,7 @@ from kvassay.assess.document_rows import Calibrations
 from kvassay.assess.measurement import Columns, Subject, Tally, measure_documents, measure_items
 from kvassay.assess.progress import Progress
 from kvassay.assess.workload import Workload, item_ids
-from kvassay.cache.quantized_cache import SideCalibration
+from kvassay.cache.quantized_cache import LayerCalibration
 from kvassay.core.contract import Contract
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 
@@ -90,7 +90,7 @@ def run_pilot(
 
 
 def _calibrate(scorer: DecodeScorer, arms: Sequence[PlannedArm], workload: Workload) -> Calibrations:
-    needing = [arm for arm in arms if arm.kv_format.keys.is_static or arm.kv_format.values.is_static]
+    needing = [arm for arm in arms if any(spec.needs_calibration for spec in arm.kv_format.specs)]
     if not needing:
         return {}
     sequences = [document.token_ids for document in workload.pilot_documents] or [
@@ -102,8 +102,8 @@ def _calibrate(scorer: DecodeScorer, arms: Sequence[PlannedArm], workload: Workl
 
 def _source(scales: Any) -> str:
     """All layers are calibrated on the same tokens, so any side tells."""
-    sides: SideCalibration = next(iter(scales.values()))
-    return next(side.source for side in sides if side is not None)
+    layer: LayerCalibration = next(iter(scales.values()))
+    return next(side.source for sides in layer for side in sides if side is not None)
 
 
 def _means(columns: Columns, contract: Contract) -> DocumentMeans:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from transformers import PreTrainedConfig
 
 from kvassay.assess.arms import PlannedArm
-from kvassay.cache.quantized_cache import QuantizedCache, SideCalibration
+from kvassay.cache.quantized_cache import LayerCalibration, QuantizedCache
 from kvassay.core.ledger import ByteLedger
 from kvassay.engines.transformers.decode_scorer import ReferencePass
 
@@ -16,7 +16,7 @@ def allocated_ledger(
     config: PreTrainedConfig,
     arm: PlannedArm,
     reference: ReferencePass,
-    calibration: Mapping[int, SideCalibration] | None,
+    calibration: Mapping[int, LayerCalibration] | None,
 ) -> ByteLedger:
     """The ledger of a cache that holds the whole document."""
     cache = QuantizedCache(config, arm.kv_format, calibration=calibration, on_clip="count")

@@ -270,7 +270,7 @@ def scale_source(kv_format: KVFormat, calibrated: str | None) -> str:
     """Where the scales of a format come from, for both sides: never empty."""
 
     def of(spec: QuantSpec) -> str:
-        if spec.is_static:
+        if spec.needs_calibration:
             assert calibrated, "static formats are calibrated by the pilot"
             return calibrated
         return quantizer(spec).scale_source

@@ -8,7 +8,8 @@ store before the call and the chunk's own tokens exactly, which is what engines 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +18,24 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from kvassay.cache.side_store import OnClip, SideStore
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner, geometry_from_config
-from kvassay.core.kv_format import KVFormat, side_plans
+from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
 from kvassay.core.layout import streams
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
 from kvassay.errors import CalibrationError, FormatError, GeometryError
 from kvassay.formats import Calibration
 
 SideCalibration = tuple[Calibration | None, Calibration | None]
-"""Static scales of keys and of values of one layer."""
+"""Static arrays of keys and of values of one head group."""
+LayerCalibration = tuple[SideCalibration, ...]
+"""One entry a head group of the layer, in the order of `head_groups`."""
+
+
+class _StoredHeads(NamedTuple):
+    """KV heads that are stored alike: usually all of a layer."""
+
+    heads: tuple[int, ...]
+    keys: SideStore
+    values: SideStore
 
 
 class QuantizedLayer(CacheLayerMixin):
@@ -38,7 +49,7 @@ class QuantizedLayer(CacheLayerMixin):
         kv_format: KVFormat,
         index: int,
         geometry: LayerGeometry,
-        calibration: SideCalibration,
+        calibration: LayerCalibration,
         on_clip: OnClip,
     ) -> None:
         super().__init__()
@@ -46,23 +57,34 @@ class QuantizedLayer(CacheLayerMixin):
         self.is_sliding = geometry.sliding_window is not None
         self._format = kv_format
         self._index = index
+        self._groups = head_groups(kv_format, index, geometry)
         self._calibration = calibration
         self._on_clip: OnClip = on_clip
         self.reset()
 
     def reset(self) -> None:
-        key_plan, value_plan = side_plans(self._format, self._index, self.geometry)
-        heads, exact = self.geometry.kv_heads, self._format.exact_dtype
-        key_scale, value_scale = self._calibration
-        self.key_store = SideStore(
-            key_plan, heads, self.geometry.head_dim, exact,
-            calibration=key_scale, on_clip=self._on_clip, name=f"keys of layer {self._index}",
-        )  # fmt: skip
-        self.value_store = SideStore(
-            value_plan, heads, self.geometry.value_dim, exact,
-            calibration=value_scale, on_clip=self._on_clip, name=f"values of layer {self._index}",
-        )  # fmt: skip
+        self.stored_heads = [
+            _StoredHeads(group.heads, self._store(group, "keys", scales[0]), self._store(group, "values", scales[1]))
+            for group, scales in zip(self._groups, self._calibration, strict=True)
+        ]
         self.is_initialized = False
+
+    def _store(self, group: HeadGroup, side: str, calibration: Calibration | None) -> SideStore:
+        some = "" if len(self._groups) == 1 else f", heads {', '.join(map(str, group.heads))}"
+        return SideStore(
+            group.keys if side == "keys" else group.values,
+            len(group.heads),
+            self.geometry.head_dim if side == "keys" else self.geometry.value_dim,
+            self._format.exact_dtype,
+            calibration=calibration,
+            on_clip=self._on_clip,
+            name=f"{side} of layer {self._index}{some}",
+        )
+
+    @property
+    def stores(self) -> Iterator[SideStore]:
+        for group in self.stored_heads:
+            yield from (group.keys, group.values)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         for what, states, dim in (
@@ -82,24 +104,38 @@ class QuantizedLayer(CacheLayerMixin):
         """Append `[batch, kv_heads, tokens, dim]` and return what this call's queries read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        states = ((self.key_store, key_states), (self.value_store, value_states))
+        new = [
+            (store, states[:, list(group.heads)] if len(self.stored_heads) > 1 else states)
+            for group in self.stored_heads
+            for store, states in ((group.keys, key_states), (group.values, value_states))
+        ]
         num_new = key_states.shape[2]
         _, offset = self.get_mask_sizes(num_new)
-        if num_new == 1:
-            for store, new in states:
-                store.append(new)
-            keys, values = (store.read(new.dtype)[:, :, offset - store.first_token :] for store, new in states)
-            return keys, values
-        seen = []
-        for store, new in states:
-            old = [store.read(new.dtype)[:, :, offset - store.first_token :]] if store.tokens else []
-            seen.append(torch.cat((*old, new), dim=2))
-        for store, new in states:
-            store.append(new)
-        return seen[0], seen[1]
+        # All that can fail comes before the first commit, so that an error leaves the whole layer as it was.
+        prepared = [store.prepare(states) for store, states in new]
+        read_after = num_new == 1
+        seen = [] if read_after else [self._old_and_new(store, states, offset) for store, states in new]
+        for (store, _), change in zip(new, prepared, strict=True):
+            store.commit(change)
+        if read_after:
+            seen = [store.read(states.dtype)[:, :, offset - store.first_token :] for store, states in new]
+        return self._all_heads(seen[0::2]), self._all_heads(seen[1::2])
+
+    @staticmethod
+    def _old_and_new(store: SideStore, states: Tensor, offset: int) -> Tensor:
+        if not store.tokens:
+            return states
+        return torch.cat((store.read(states.dtype)[:, :, offset - store.first_token :], states), dim=2)
+
+    def _all_heads(self, parts: list[Tensor]) -> Tensor:
+        """Head groups back in the order of heads."""
+        if len(parts) == 1:
+            return parts[0]
+        order = [head for group in self.stored_heads for head in group.heads]
+        return torch.cat(parts, dim=1)[:, sorted(range(len(order)), key=order.__getitem__)]
 
     def get_seq_length(self) -> int:
-        return self.key_store.tokens
+        return self.stored_heads[0].keys.tokens
 
     def get_max_length(self) -> int:
         return -1 if self.geometry.sliding_window is None else self.geometry.sliding_window
@@ -132,7 +168,7 @@ class QuantizedCache(Cache):
         config,
         kv_format: KVFormat | str,
         *,
-        calibration: Mapping[int, SideCalibration] | None = None,
+        calibration: Mapping[int, LayerCalibration] | None = None,
         on_clip: OnClip = "raise",
     ) -> None:
         self.kv_format = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
@@ -140,7 +176,7 @@ class QuantizedCache(Cache):
         check_serves(self.kv_format, self.geometry)
         layers = []
         for index, geometry in enumerate(self.geometry.layers):
-            scales = (calibration or {}).get(index, (None, None))
+            scales = layer_calibration(calibration, self.kv_format, index, geometry)
             self._require_calibration(index, scales)
             layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip))
         super().__init__(layers=list(layers))
@@ -149,43 +185,64 @@ class QuantizedCache(Cache):
     @property
     def clipped_values(self) -> int:
         """Finite values that saturated when they were encoded, over all layers."""
-        return sum(
-            layer.key_store.clipped_values + layer.value_store.clipped_values for layer in self._quantized_layers
-        )
+        return sum(store.clipped_values for layer in self._quantized_layers for store in layer.stores)
 
     def ledger(self) -> ByteLedger:
         """Bytes of the real storages, by side and owner."""
-        store = self._quantized_layers[0].key_store
+        store = self._quantized_layers[0].stored_heads[0].keys
         if not store.tokens:
             raise GeometryError("the cache is empty; its ledger exists once tokens were appended")
         keys: Counter[Owner] = Counter()
         values: Counter[Owner] = Counter()
         for index, layer in enumerate(self._quantized_layers):
             skipped = self.kv_format.skips(index)
-            keys.update(layer.key_store.owner_nbytes(skipped))
-            values.update(layer.value_store.owner_nbytes(skipped))
+            for group in layer.stored_heads:
+                keys.update(group.keys.owner_nbytes(skipped))
+                values.update(group.values.owner_nbytes(skipped))
         computed = predict_ledger(self.geometry, self.kv_format, store.tokens, store.batch)
         return computed.model_copy(
             update={"basis": Basis.ALLOCATED, "keys_nbytes": dict(keys), "values_nbytes": dict(values)}
         )
 
-    def _require_calibration(self, index: int, scales: SideCalibration) -> None:
-        plans = side_plans(self.kv_format, index, self.geometry.layers[index])
-        for name, plan, scale in zip(("keys", "values"), plans, scales, strict=True):
-            if plan.spec.is_static and scale is None:
-                raise CalibrationError(
-                    f"{self.kv_format.name} has one static scale for the {name} of layer {index} and got none; "
-                    "pass calibration={layer: (keys, values)}, or use a token-head format"
-                )
+    def _require_calibration(self, index: int, scales: LayerCalibration) -> None:
+        for group, sides in zip(head_groups(self.kv_format, index, self.geometry.layers[index]), scales, strict=True):
+            for name, plan, calibration in zip(("keys", "values"), (group.keys, group.values), sides, strict=True):
+                if plan.spec.needs_calibration and calibration is None:
+                    raise CalibrationError(
+                        f"{self.kv_format.name} has static scales or means for the {name} of layer {index} and got "
+                        "none; pass calibration=, or use a token-head format"
+                    )
+
+
+def layer_calibration(
+    calibration: Mapping[int, LayerCalibration] | None, kv_format: KVFormat, layer: int, geometry: LayerGeometry
+) -> LayerCalibration:
+    """What was given for a layer, or nothing for each of its head groups."""
+    groups = head_groups(kv_format, layer, geometry)
+    given = (calibration or {}).get(layer, ((None, None),) * len(groups))
+    if len(given) != len(groups):
+        raise CalibrationError(
+            f"layer {layer} of {kv_format.name} has {len(groups)} head groups, the calibration has {len(given)}; "
+            "calibrate for this format"
+        )
+    return given
 
 
 def check_serves(kv_format: KVFormat, geometry: CacheGeometry) -> None:
-    """Raise before the first token where a format cannot serve a model: head size, layer numbers."""
-    if kv_format.skip_layers and kv_format.skip_layers[-1] >= geometry.num_layers:
+    """Raise before the first token where a format cannot serve a model: head size, layer and head numbers."""
+    largest = kv_format.largest_layer
+    if largest is not None and largest >= geometry.num_layers:
         raise FormatError(
-            f"{kv_format.name} skips layer {kv_format.skip_layers[-1]}, the model has layers 0 to "
-            f"{geometry.num_layers - 1}"
+            f"{kv_format.name} names layer {largest}, the model has layers 0 to {geometry.num_layers - 1}"
         )
+    for override in kv_format.overrides:
+        for layer in override.layers:
+            if override.heads is not None and override.heads[-1] >= geometry.layers[layer].kv_heads:
+                raise FormatError(
+                    f"{kv_format.name} names KV head {override.heads[-1]} of layer {layer}, which has heads 0 to "
+                    f"{geometry.layers[layer].kv_heads - 1}"
+                )
     for index, layer in enumerate(geometry.layers):
-        for plan, dim in zip(side_plans(kv_format, index, layer), (layer.head_dim, layer.value_dim), strict=True):
-            streams(plan.spec, layer.kv_heads, dim)
+        for group in head_groups(kv_format, index, layer):
+            streams(group.keys.spec, len(group.heads), layer.head_dim)
+            streams(group.values.spec, len(group.heads), layer.value_dim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,11 +15,23 @@ from kvassay.core.kv_format import SidePlan
 from kvassay.core.layout import static_nbytes, streams
 from kvassay.core.ledger import page_tokens
 from kvassay.errors import KvassayError, RangeError
-from kvassay.formats import Calibration, quantizer
+from kvassay.formats import Calibration, Encoded, quantizer
 from kvassay.formats.base import require_finite
 from kvassay.formats.floating import round_to
 
 OnClip = Literal["raise", "count"]
+
+
+class Change(NamedTuple):
+    """An append that is worked out and not yet made."""
+
+    tokens: int
+    """Tokens of the store after it."""
+    new_sinks: Tensor
+    waiting: Tensor
+    """The old tail and what came after the sinks; the first `committed` tokens of it are encoded."""
+    committed: int
+    encoded: Encoded | None
 
 
 class SideStore:
@@ -54,6 +66,7 @@ class SideStore:
         page_blocks = page_tokens(plan.spec) // block
         self._streams = {s.name: PagedArray(page_blocks) for s in streams(plan.spec, kv_heads, dim)}
         self._owners = {s.name: s.owner for s in streams(plan.spec, kv_heads, dim)}
+        self._static_nbytes = static_nbytes(plan.spec, kv_heads, dim)
         self._sinks: Tensor | None = None
         self._tail: Tensor | None = None
 
@@ -74,10 +87,7 @@ class SideStore:
 
     def append(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> None:
         """Add tokens. On an error nothing is added."""
-        try:
-            self._append(values)
-        except KvassayError as error:
-            raise type(error)(f"{self._name}: {error}") from error
+        self.commit(self.prepare(values))
 
     def read(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "batch kv_heads tokens dim"]:
         """All tokens from `first_token` on, as a query would see them now."""
@@ -89,8 +99,7 @@ class SideStore:
 
     def owner_nbytes(self, skipped_layer: bool) -> dict[Owner, int]:
         """Bytes of the real storages by owner."""
-        nbytes: Counter[Owner] = Counter()
-        nbytes[Owner.SCALES] = static_nbytes(self.plan.spec)
+        nbytes: Counter[Owner] = Counter(self._static_nbytes)
         for part, owner in ((self._sinks, Owner.SINKS), (self._tail, Owner.WINDOW)):
             nbytes[owner] += 0 if part is None else part.untyped_storage().nbytes()
         for name, array in self._streams.items():
@@ -99,7 +108,14 @@ class SideStore:
             nbytes[Owner.PADDING] += array.nbytes - filled
         return {owner: count for owner, count in nbytes.items() if count}
 
-    def _append(self, values: Tensor) -> None:
+    def prepare(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> Change:
+        """All of an append that can fail; changes nothing. `commit` then takes its result."""
+        try:
+            return self._prepare(values)
+        except KvassayError as error:
+            raise type(error)(f"{self._name}: {error}") from error
+
+    def _prepare(self, values: Tensor) -> Change:
         require_finite(values, "entries")
         entering = round_to(values, self._entry_dtype)
         tokens = self.tokens + values.shape[2]
@@ -110,25 +126,30 @@ class SideStore:
         count = self.plan.committed_tokens(tokens) - self.plan.committed_tokens(self.tokens)
         encoded = self._quantizer.encode(waiting[:, :, :count], self._calibration) if count else None
         if encoded is not None and encoded.clipped_values and self._on_clip == "raise":
-            scale = "one static" if self.plan.spec.is_static else "unit"
+            scale = "static" if self.plan.spec.is_static else "unit"
             raise RangeError(
-                f"{encoded.clipped_values} values saturate in {self.plan.spec.method} with {scale} scale; use a "
+                f"{encoded.clipped_values} values saturate in {self.plan.spec.method} with a {scale} scale; use a "
                 "token-head format, or on_clip='count' to keep the saturated values and their count"
             )
-        # Nothing above changed this store; from here on nothing can fail.
-        num_dropped = self.plan.dropped_tokens(tokens) - self.plan.dropped_tokens(self.tokens)
-        if encoded is not None:
-            for name, blocks in encoded.streams.items():
+        return Change(tokens, new_sinks, waiting, count, encoded)
+
+    def commit(self, change: Change) -> None:
+        """Take what `prepare` made. Nothing here can fail, so several stores change together."""
+        num_dropped = self.plan.dropped_tokens(change.tokens) - self.plan.dropped_tokens(self.tokens)
+        if change.encoded is not None:
+            for name, blocks in change.encoded.streams.items():
                 self._streams[name].append(blocks)
-            self.clipped_values += encoded.clipped_values
-            self.encoded_values += waiting[:, :, :count].numel()
+            self.clipped_values += change.encoded.clipped_values
+            self.encoded_values += change.waiting[:, :, : change.committed].numel()
         for array in self._streams.values():
             array.drop_first(num_dropped // self.plan.spec.tokens_per_block)
         # Clones, so that a kept slice does not hold the whole chunk's storage.
-        self._tail = waiting[:, :, count:].clone()
-        if num_new_sinks or self._sinks is None:
-            self._sinks = new_sinks.clone() if self._sinks is None else torch.cat((self._sinks, new_sinks), dim=2)
-        self.tokens = tokens
+        self._tail = change.waiting[:, :, change.committed :].clone()
+        if self._sinks is None:
+            self._sinks = change.new_sinks.clone()
+        elif change.new_sinks.shape[2]:
+            self._sinks = torch.cat((self._sinks, change.new_sinks), dim=2)
+        self.tokens = change.tokens
 
     def _decode(self, dtype: torch.dtype) -> Tensor | None:
         blocks = {name: array.blocks for name, array in self._streams.items() if array.num_blocks}

@@ -32,7 +32,7 @@ def formats(
     json
         Print one JSON document.
     """
-    rows = [_row(name, head_dim) for name, _, _ in PRESETS]
+    rows = [_row(preset.name, head_dim) for preset in PRESETS]
     if json:
         print_json(rows)
         return 0

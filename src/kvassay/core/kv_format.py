@@ -16,12 +16,36 @@ LAYOUT_VERSION = 1
 """Raised whenever the same spec would decode the same stored bytes to other numbers."""
 
 
+class Override(BaseModel):
+    """Other specs for some layers, or for some KV heads of them. None leaves a side as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: tuple[int, ...] = Field(min_length=1)
+    heads: tuple[int, ...] | None = None
+    """KV heads; None for all."""
+    keys: QuantSpec | None = None
+    values: QuantSpec | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Override:
+        _require_rising("layers", self.layers)
+        if self.heads is not None:
+            _require_rising("heads", self.heads)
+        if self.keys is None and self.values is None:
+            raise FormatError("an override without keys and values changes nothing; name at least one side")
+        if self.keys is not None and self.values is not None and self.keys != self.values:
+            raise FormatError("an override has one spec, for keys, values or both; write two overrides for two specs")
+        return self
+
+
 class KVFormat(BaseModel):
     """Keys and values specs plus everything else that changes a decoded number.
 
     `sinks` first tokens and `recent` last tokens of every sequence stay in `exact_dtype`, as do all tokens of
     `skip_layers`. With per-channel scales a token waits in `exact_dtype` until its block of tokens is complete, so
-    the full-precision tail holds between `recent` and `recent + tokens_per_block - 1` tokens.
+    the full-precision tail holds between `recent` and `recent + tokens_per_block - 1` tokens. Of several `overrides`
+    that meet in one head, the last holds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,21 +55,23 @@ class KVFormat(BaseModel):
     sinks: int = Field(default=0, ge=0)
     recent: int = Field(default=0, ge=0)
     skip_layers: tuple[int, ...] = ()
+    overrides: tuple[Override, ...] = ()
     exact_dtype: FloatDtype = "float16"
     layout_version: int = LAYOUT_VERSION
 
     @model_validator(mode="after")
     def _check(self) -> KVFormat:
-        if list(self.skip_layers) != sorted(set(self.skip_layers)) or any(i < 0 for i in self.skip_layers):
-            raise FormatError(
-                f"skip_layers must be distinct layer numbers from 0 in rising order, found {list(self.skip_layers)}"
-            )
+        _require_rising("skip_layers", self.skip_layers)
         return self
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON: equal in two processes, different when any one field differs."""
-        return sha256_json(self.model_dump(mode="json"))
+        """SHA-256 of the canonical JSON: equal in two processes, different when any one field differs.
+
+        Fields at their defaults are left out, so that a field added later moves no digest.
+        """
+        fields = self.model_dump(mode="json", exclude_defaults=True)
+        return sha256_json({**fields, "layout_version": self.layout_version})
 
     @cached_property
     def name(self) -> str:
@@ -57,7 +83,21 @@ class KVFormat(BaseModel):
     @property
     def is_exact(self) -> bool:
         """True where no value is ever quantized: the format is a plain float cache."""
-        return self.keys.is_exact and self.values.is_exact
+        return all(spec.is_exact for spec in self.specs)
+
+    @property
+    def specs(self) -> tuple[QuantSpec, ...]:
+        """Every spec that some layer may use, keys first."""
+        found = [self.keys, self.values]
+        for override in self.overrides:
+            found += [spec for spec in (override.keys, override.values) if spec is not None]
+        return tuple(found)
+
+    @property
+    def largest_layer(self) -> int | None:
+        """The largest layer number that the format names."""
+        named = [*self.skip_layers, *(layer for override in self.overrides for layer in override.layers)]
+        return max(named, default=None)
 
     def skips(self, layer: int) -> bool:
         return layer in self.skip_layers
@@ -92,24 +132,39 @@ class SidePlan(NamedTuple):
         return min(behind, self.committed_tokens(tokens))
 
 
-def side_plans(kv_format: KVFormat, layer: int, geometry: LayerGeometry) -> tuple[SidePlan, SidePlan]:
-    """Plans of keys and values of one layer.
+class HeadGroup(NamedTuple):
+    """KV heads of one layer that are stored alike, and how."""
+
+    heads: tuple[int, ...]
+    keys: SidePlan
+    values: SidePlan
+
+
+def head_groups(kv_format: KVFormat, layer: int, geometry: LayerGeometry) -> tuple[HeadGroup, ...]:
+    """Plans of one layer, heads with equal plans together: one group unless an override names heads.
 
     A skipped layer stores `exact_dtype`. A sliding layer keeps no sinks: its first tokens leave the window anyway.
     """
-    if kv_format.skips(layer):
-        spec = exact_spec(kv_format.exact_dtype)
-        plan = SidePlan(spec, 0, 0, geometry.sliding_window)
-        return plan, plan
-    sinks = 0 if geometry.sliding_window is not None else kv_format.sinks
-    keys, values = (
-        # A float side needs no window: its values are exact wherever they stand.
-        SidePlan(
-            spec,
-            0 if spec.is_exact else sinks,
-            0 if spec.is_exact else kv_format.recent,
-            geometry.sliding_window,
-        )
-        for spec in (kv_format.keys, kv_format.values)
-    )
-    return keys, values
+    groups: dict[tuple[SidePlan, SidePlan], list[int]] = {}
+    for head in range(geometry.kv_heads):
+        keys, values = kv_format.keys, kv_format.values
+        for override in kv_format.overrides:
+            if layer in override.layers and (override.heads is None or head in override.heads):
+                keys, values = override.keys or keys, override.values or values
+        if kv_format.skips(layer):
+            keys = values = exact_spec(kv_format.exact_dtype)
+        plans = (_side_plan(kv_format, keys, geometry), _side_plan(kv_format, values, geometry))
+        groups.setdefault(plans, []).append(head)
+    return tuple(HeadGroup(tuple(heads), *plans) for plans, heads in groups.items())
+
+
+def _side_plan(kv_format: KVFormat, spec: QuantSpec, geometry: LayerGeometry) -> SidePlan:
+    # A float side needs no window: its values are exact wherever they stand.
+    keeps = not spec.is_exact
+    sinks = kv_format.sinks if keeps and geometry.sliding_window is None else 0
+    return SidePlan(spec, sinks, kv_format.recent if keeps else 0, geometry.sliding_window)
+
+
+def _require_rising(what: str, numbers: tuple[int, ...]) -> None:
+    if list(numbers) != sorted(set(numbers)) or any(number < 0 for number in numbers):
+        raise FormatError(f"{what} must be distinct numbers from 0 in rising order, found {list(numbers)}")

@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
-from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
-from kvassay.core.kv_format import KVFormat, SidePlan, side_plans
+from kvassay.core.geometry import CacheGeometry, Owner
+from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
 from kvassay.core.layout import static_nbytes, streams
 from kvassay.core.spec import DTYPE_NBYTES, QuantSpec
 
@@ -99,10 +99,11 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
     elements = 0
     peak_elements = 0
     for index, layer in enumerate(geometry.layers):
-        key_plan, value_plan = side_plans(kv_format, index, layer)
         skipped = kv_format.skips(index)
-        keys.update(_side_nbytes(key_plan, layer, layer.head_dim, tokens, batch, kv_format, skipped))
-        values.update(_side_nbytes(value_plan, layer, layer.value_dim, tokens, batch, kv_format, skipped))
+        for group in head_groups(kv_format, index, layer):
+            heads = len(group.heads)
+            keys.update(_side_nbytes(group.keys, heads, layer.head_dim, tokens, batch, kv_format, skipped))
+            values.update(_side_nbytes(group.values, heads, layer.value_dim, tokens, batch, kv_format, skipped))
         visible = min(tokens, layer.sliding_window or tokens)
         layer_elements = batch * layer.kv_heads * (layer.head_dim + layer.value_dim) * visible
         elements += layer_elements
@@ -124,14 +125,14 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
 
 def _side_nbytes(
     plan: SidePlan,
-    layer: LayerGeometry,
+    kv_heads: int,
     dim: int,
     tokens: int,
     batch: int,
     kv_format: KVFormat,
     skipped: bool,
 ) -> dict[Owner, int]:
-    """Bytes by owner of one side of one layer."""
+    """Bytes by owner of one side of a head group."""
     committed = plan.committed_tokens(tokens)
     sinks = min(tokens, plan.sinks)
     window = tokens - sinks - committed
@@ -139,12 +140,12 @@ def _side_nbytes(
     page = page_tokens(plan.spec)
     capacity = -(-stored // page) * page
     block = plan.spec.tokens_per_block
-    token_nbytes = layer.kv_heads * dim * DTYPE_NBYTES[kv_format.exact_dtype]
+    token_nbytes = kv_heads * dim * DTYPE_NBYTES[kv_format.exact_dtype]
     nbytes: Counter[Owner] = Counter()
     nbytes[Owner.SINKS] = batch * sinks * token_nbytes
     nbytes[Owner.WINDOW] = batch * window * token_nbytes
-    nbytes[Owner.SCALES] = static_nbytes(plan.spec)
-    for stream in streams(plan.spec, layer.kv_heads, dim):
+    nbytes.update(static_nbytes(plan.spec, kv_heads, dim))
+    for stream in streams(plan.spec, kv_heads, dim):
         owner = Owner.SKIPPED_LAYERS if skipped else stream.owner
         nbytes[owner] += batch * stored // block * stream.block_nbytes
         nbytes[Owner.PADDING] += batch * (capacity - stored) // block * stream.block_nbytes

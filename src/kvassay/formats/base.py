@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -17,11 +18,10 @@ Streams = dict[str, Tensor]
 
 
 class Calibration(NamedTuple):
-    """A static scale (and minimum) of one side of one layer, and where it came from."""
+    """The static arrays of one side of one layer, and where they came from."""
 
-    scale: Tensor
-    """float32 scalar."""
-    minimum: Tensor | None
+    parameters: Mapping[str, Tensor]
+    """By name as `core.layout.static_streams` declares them: `[heads, *block_shape]`."""
     source: str
     """Never empty, for example `calibrated(n=512 tokens)`."""
 
@@ -57,9 +57,9 @@ class Quantizer(ABC):
         """Values of the packed streams, computed in `dtype`."""
 
     def calibrate(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> Calibration:
-        """A static scale from sample values; only methods with per-tensor scales have one."""
+        """Static arrays from sample values; only specs that need calibration have one."""
         raise CalibrationError(
-            f"method {self.spec.method} with {self.spec.granularity.value} scales needs no calibration"
+            f"method {self.spec.method} with granularity {self.spec.granularity.value} needs no calibration"
         )
 
 
@@ -83,6 +83,16 @@ def stored(parameter: Tensor, scale_dtype: str, what: str) -> Tensor:
         largest = float(parameter.abs().max())
         raise RangeError(f"a {what} of {largest:.4g} does not fit {scale_dtype}; use the modifier scale=f32")
     return rounded
+
+
+def static_parameters(spec: QuantSpec, calibration: Calibration | None) -> Mapping[str, Tensor]:
+    """The static arrays a codec was given; raises CalibrationError where there are none."""
+    if calibration is None:
+        raise CalibrationError(
+            f"{spec.method}{spec.num_bits} with granularity {spec.granularity.value} has no calibration; "
+            "calibrate it on sample keys and values, or use a token-head or group format"
+        )
+    return calibration.parameters
 
 
 def computing_dtype(values: Tensor) -> torch.dtype:

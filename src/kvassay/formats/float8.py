@@ -22,6 +22,7 @@ from kvassay.formats.base import (
     computing_dtype,
     count_changed,
     require_finite,
+    static_parameters,
     stored,
 )
 from kvassay.formats.grouping import (
@@ -41,12 +42,20 @@ class Float8Quantizer(Quantizer):
         super().__init__(spec)
         if spec.code_dtype != "float8_e4m3fn":
             raise FormatError(f"float8 stores float8_e4m3fn, found {spec.code_dtype}")
-        if spec.is_static:
-            raise FormatError("fp8-e4m3:tensor is not available; use fp8-e4m3 (scale 1) or fp8-e4m3:token-head")
 
     @property
     def scale_source(self) -> str:
+        if self.spec.is_static:
+            return "static"
         return "unit" if self.spec.granularity is Granularity.NONE else "dynamic"
+
+    def calibrate(self, values: Tensor) -> Calibration:
+        if not self.spec.is_static:
+            return super().calibrate(values)
+        require_finite(values)
+        scale = self._scale(*group_values(values.to(computing_dtype(values)), self.spec))
+        source = f"calibrated(n={values.shape[0] * values.shape[2]} tokens)"
+        return Calibration({"scale": store_parameters(scale, self.spec)}, source)
 
     def encode(self, values: Tensor, calibration: Calibration | None = None) -> Encoded:
         require_finite(values)
@@ -54,13 +63,16 @@ class Float8Quantizer(Quantizer):
         if self.spec.granularity is Granularity.NONE:
             codes, clipped_values = self._cast(exact)
             return Encoded({"codes": block_codes(codes, self.spec)}, clipped_values)
-        assert self.spec.scale_dtype is not None, "QuantSpec gives every granularity a scale dtype"
         grouped, axes = group_values(exact, self.spec)
-        scale = stored(grouped.abs().amax(axes, keepdim=True) / LARGEST, self.spec.scale_dtype, "scale")
-        scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+        if self.spec.is_static:
+            scale = static_parameters(self.spec, calibration)["scale"]
+        else:
+            scale = self._scale(grouped, axes)
         codes, clipped_values = self._cast(grouped / scale.to(grouped.dtype))
-        rows = block_codes(ungroup_values(codes, self.spec), self.spec)
-        return Encoded({"codes": rows, "scales": store_parameters(scale, self.spec)}, clipped_values)
+        streams = {"codes": block_codes(ungroup_values(codes, self.spec), self.spec)}
+        if not self.spec.is_static:
+            streams["scales"] = store_parameters(scale, self.spec)
+        return Encoded(streams, clipped_values)
 
     def decode(
         self, streams: Streams, dtype: torch.dtype = torch.float32, calibration: Calibration | None = None
@@ -69,7 +81,16 @@ class Float8Quantizer(Quantizer):
         if self.spec.granularity is Granularity.NONE:
             return values
         grouped, _ = group_values(values, self.spec)
-        return ungroup_values(grouped * load_parameters(streams["scales"], self.spec).to(dtype), self.spec)
+        if self.spec.is_static:
+            scale = static_parameters(self.spec, calibration)["scale"]
+        else:
+            scale = load_parameters(streams["scales"], self.spec)
+        return ungroup_values(grouped * scale.to(dtype), self.spec)
+
+    def _scale(self, grouped: Tensor, axes: tuple[int, ...]) -> Tensor:
+        assert self.spec.scale_dtype is not None, "the grammar gives every granularity a scale dtype"
+        scale = stored(grouped.abs().amax(axes, keepdim=True) / LARGEST, self.spec.scale_dtype, "scale")
+        return torch.where(scale == 0, torch.ones_like(scale), scale)
 
     @staticmethod
     def _cast(values: Tensor) -> tuple[Tensor, int]:

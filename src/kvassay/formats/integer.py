@@ -1,4 +1,4 @@
-"""Uniform affine integer quantizer, 8, 4 or 2 bit, at every granularity.
+"""Uniform affine integer quantizer, 1 to 8 bit, at every granularity.
 
 Symmetric: scale = max|x| / (2^(b−1) − 1); q = round-half-even(x / scale), clipped to ±(2^(b−1) − 1), so the most
 negative code is never used; x̂ = q · scale. Below 8 bit the code is stored with an offset of 2^(b−1).
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kvassay.core.spec import QuantSpec
-from kvassay.errors import CalibrationError, FormatError
+from kvassay.errors import FormatError
 from kvassay.formats.base import (
     Calibration,
     Encoded,
@@ -31,6 +31,7 @@ from kvassay.formats.base import (
     computing_dtype,
     count_changed,
     require_finite,
+    static_parameters,
     stored,
 )
 from kvassay.formats.grouping import (
@@ -54,10 +55,11 @@ class _Grid(NamedTuple):
 class IntegerQuantizer(Quantizer):
     def __init__(self, spec: QuantSpec) -> None:
         super().__init__(spec)
-        if spec.num_bits not in (2, 4, 8):
-            raise FormatError(f"int takes 2, 4 or 8 bits, found {spec.num_bits}")
-        if spec.scale_dtype is None:
-            raise FormatError("int needs a granularity, for example int8:token-head")
+        if not 1 <= spec.num_bits <= 8:
+            raise FormatError(f"int takes 1 to 8 bits, found {spec.num_bits}")
+        if spec.num_bits == 1 and spec.symmetric:
+            raise FormatError("a symmetric grid of 1 bit has one level, zero; use int1 without /sym")
+        assert spec.scale_dtype is not None, "the grammar gives every granularity a scale dtype"
         self._scale_dtype: str = spec.scale_dtype
         self._largest_code = (1 << spec.num_bits - 1) - 1 if spec.symmetric else (1 << spec.num_bits) - 1
         self._offset = (1 << spec.num_bits - 1) if spec.symmetric and spec.code_dtype == "uint8" else 0
@@ -70,21 +72,18 @@ class IntegerQuantizer(Quantizer):
         if not self.spec.is_static:
             return super().calibrate(values)
         require_finite(values)
-        grid = self._fit(values.to(computing_dtype(values)), tuple(range(values.ndim)))
-        source = f"calibrated(n={values.shape[0] * values.shape[2]} tokens)"
-        minimum = None if grid.minimum is None else grid.minimum.reshape(())
-        return Calibration(grid.scale.reshape(()), minimum, source)
+        grid = self._fit(*group_values(values.to(computing_dtype(values)), self.spec))
+        parameters = {"scale": store_parameters(grid.scale, self.spec)}
+        if grid.minimum is not None:
+            parameters["minimum"] = store_parameters(grid.minimum, self.spec)
+        return Calibration(parameters, f"calibrated(n={values.shape[0] * values.shape[2]} tokens)")
 
     def encode(self, values: Tensor, calibration: Calibration | None = None) -> Encoded:
         require_finite(values)
-        exact = values.to(computing_dtype(values))
-        if self.spec.is_static:
-            grouped, grid = exact, self._static_grid(calibration)
-        else:
-            grouped, axes = group_values(exact, self.spec)
-            grid = self._fit(grouped, axes)
+        grouped, axes = group_values(values.to(computing_dtype(values)), self.spec)
+        grid = self._static_grid(calibration) if self.spec.is_static else self._fit(grouped, axes)
         codes, clipped_values = self._round(grouped, grid)
-        rows = codes if self.spec.is_static else ungroup_values(codes, self.spec)
+        rows = ungroup_values(codes, self.spec)
         packed = rows if self.spec.code_dtype == "int8" else pack_codes(rows, self.spec.num_bits)
         streams = {"codes": block_codes(packed, self.spec)}
         if not self.spec.is_static:
@@ -101,14 +100,11 @@ class IntegerQuantizer(Quantizer):
         codes = rows.to(dtype)
         if self._offset:
             codes -= self._offset
-        if self.spec.is_static:
-            grid = self._static_grid(calibration)
-            values = codes * grid.scale.to(dtype)
-            return values if grid.minimum is None else values + grid.minimum.to(dtype)
         grouped, _ = group_values(codes, self.spec)
-        grouped = grouped * load_parameters(streams["scales"], self.spec).to(dtype)
-        if "minimums" in streams:
-            grouped += load_parameters(streams["minimums"], self.spec).to(dtype)
+        grid = self._static_grid(calibration) if self.spec.is_static else self._stored_grid(streams)
+        grouped = grouped * grid.scale.to(dtype)
+        if grid.minimum is not None:
+            grouped += grid.minimum.to(dtype)
         return ungroup_values(grouped, self.spec)
 
     def _fit(self, grouped: Tensor, axes: tuple[int, ...]) -> _Grid:
@@ -131,10 +127,13 @@ class IntegerQuantizer(Quantizer):
         dtype = torch.int8 if self.spec.code_dtype == "int8" else torch.uint8
         return (codes + self._offset).to(dtype), clipped_values
 
+    def _stored_grid(self, streams: Streams) -> _Grid:
+        minimums = streams.get("minimums")
+        return _Grid(
+            load_parameters(streams["scales"], self.spec),
+            None if minimums is None else load_parameters(minimums, self.spec),
+        )
+
     def _static_grid(self, calibration: Calibration | None) -> _Grid:
-        if calibration is None:
-            raise CalibrationError(
-                f"{self.spec.method}{self.spec.num_bits} with one static scale has no calibration; "
-                "calibrate it on sample keys and values, or use a token-head or group format"
-            )
-        return _Grid(calibration.scale, calibration.minimum)
+        parameters = static_parameters(self.spec, calibration)
+        return _Grid(parameters["scale"], parameters.get("minimum"))

@@ -1,28 +1,30 @@
-"""Which class serves which method. A new method adds one line here."""
+"""From a spec to its codec. A method is a row of `core.method_table`; nothing is registered here."""
 
 from __future__ import annotations
 
+import importlib
+from functools import cache
+
+from kvassay.core.methods import method_of
 from kvassay.core.spec import QuantSpec
 from kvassay.errors import FormatError
 from kvassay.formats.base import Quantizer
-from kvassay.formats.float8 import Float8Quantizer
-from kvassay.formats.floating import FloatQuantizer
-from kvassay.formats.ggml_blocks import Q4Quantizer, Q8Quantizer
-from kvassay.formats.integer import IntegerQuantizer
-
-METHODS: dict[str, type[Quantizer]] = {
-    "float": FloatQuantizer,
-    "int": IntegerQuantizer,
-    "float8": Float8Quantizer,
-    "q8_0": Q8Quantizer,
-    "q4_0": Q4Quantizer,
-}
+from kvassay.formats.transforms import Transformed
 
 
 def quantizer(spec: QuantSpec) -> Quantizer:
-    """The codec of a spec; raises FormatError for a method that is not registered."""
-    try:
-        method = METHODS[spec.method]
-    except KeyError as error:
-        raise FormatError(f"method {spec.method!r} is unknown; registered: {', '.join(METHODS)}") from error
-    return method(spec)
+    """The codec of a spec, rotation and mean included; raises FormatError for a method that is not registered."""
+    method = method_of(spec)
+    codec = _codec_class(method.codec)
+    if spec.rotation is None and not spec.mean:
+        return codec(spec)
+    return Transformed(spec, codec)
+
+
+@cache
+def _codec_class(path: str) -> type[Quantizer]:
+    module, _, name = path.partition(":")
+    found = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(found, type) and issubclass(found, Quantizer)):
+        raise FormatError(f"codec {path!r} is no Quantizer class; check the method's row")
+    return found

@@ -13,11 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvassay.cache.quantized_cache import SideCalibration
+from kvassay.cache.quantized_cache import LayerCalibration, SideCalibration
 from kvassay.core.geometry import CacheGeometry
-from kvassay.core.kv_format import KVFormat, SidePlan, side_plans
+from kvassay.core.kv_format import HeadGroup, KVFormat, SidePlan, head_groups
 from kvassay.core.spec import exact_spec
-from kvassay.engines.transformers.decode_attention import AttentionParts, attention_parts, visible_tokens
+from kvassay.engines.transformers.decode_attention import (
+    AttentionParts,
+    attention_parts,
+    query_heads_of,
+    visible_tokens,
+)
 from kvassay.engines.transformers.decode_scorer import LayerAttention
 from kvassay.engines.transformers.decode_view import DecodeView, decode_view
 
@@ -48,10 +53,19 @@ class _Views(NamedTuple):
 
 
 class MeasuredFormat(NamedTuple):
-    """A format to measure, with the static scales of the observed layer."""
+    """A format to measure, with the static arrays of the observed layer."""
 
     kv_format: KVFormat
-    calibration: SideCalibration = (None, None)
+    calibration: LayerCalibration | None = None
+
+
+class _Part(NamedTuple):
+    """One head group: what is expected of it, and what came of it under one substitution."""
+
+    exact: _Views
+    stored: _Views
+    expected: AttentionParts
+    found: AttentionParts
 
 
 @torch.inference_mode()
@@ -65,75 +79,76 @@ def attention_errors(
     queries = observed.queries[:, :, -MEASURED_QUERIES:].double()
     tokens = observed.keys.shape[2]
     first = tokens - queries.shape[2]
-    rule = observed.rule
-    if rule.sink_logits is not None:
-        rule = rule._replace(sink_logits=rule.sink_logits.double())
-    exact = _exact_views(observed, geometry)
-    expected = attention_parts(queries, exact.keys, exact.values, first, rule)
-    visible = visible_tokens(first, tokens - 1, rule.sliding_window, queries.device)
+    layer = geometry.layers[observed.layer]
+    visible = visible_tokens(first, tokens - 1, observed.rule.sliding_window, queries.device)
+    exact_of: dict[tuple[int, ...], tuple[_Views, AttentionParts]] = {}
     found = []
     for measured in formats:
-        stored = _stored_views(observed, measured.kv_format, geometry, measured.calibration)
-        rows = []
-        for substituted, views in (
-            ("keys", _Views(stored.keys, exact.values)),
-            ("values", _Views(exact.keys, stored.values)),
-            ("both", stored),
-        ):
-            parts = attention_parts(queries, views.keys, views.values, first, rule)
-            rows.append(_error(observed.layer, substituted, exact, stored, expected, parts, visible))
-        found.append(rows)
+        parts: dict[str, list[_Part]] = {"keys": [], "values": [], "both": []}
+        groups = head_groups(measured.kv_format, observed.layer, layer)
+        calibration = measured.calibration or ((None, None),) * len(groups)
+        for group, sides in zip(groups, calibration, strict=True):
+            chosen = query_heads_of(group.heads, queries.shape[1] // observed.keys.shape[1])
+            own_queries, rule = queries[:, chosen], observed.rule
+            if rule.sink_logits is not None:
+                rule = rule._replace(sink_logits=rule.sink_logits[chosen].double())
+            if group.heads not in exact_of:  # all formats are measured against one exact attention
+                views = _exact_views(observed, group, geometry)
+                exact_of[group.heads] = (views, attention_parts(own_queries, views.keys, views.values, first, rule))
+            exact, expected = exact_of[group.heads]
+            stored = _stored_views(observed, measured.kv_format, group, sides)
+            for substituted, views in (
+                ("keys", _Views(stored.keys, exact.values)),
+                ("values", _Views(exact.keys, stored.values)),
+                ("both", stored),
+            ):
+                result = attention_parts(own_queries, views.keys, views.values, first, rule)
+                parts[substituted].append(_Part(exact, stored, expected, result))
+        found.append([_error(observed.layer, name, groups_parts, visible) for name, groups_parts in parts.items()])
     return found
 
 
-def _exact_views(observed: LayerAttention, geometry: CacheGeometry) -> _Views:
+def _exact_views(observed: LayerAttention, group: HeadGroup, geometry: CacheGeometry) -> _Views:
     """The sides as float64, never quantized."""
     plan = SidePlan(exact_spec("float32"), 0, 0, geometry.layers[observed.layer].sliding_window)
+    heads = list(group.heads)
     return _Views(
-        decode_view(observed.keys.double(), plan, "float32", None, f"keys of layer {observed.layer}"),
-        decode_view(observed.values.double(), plan, "float32", None, f"values of layer {observed.layer}"),
+        decode_view(observed.keys[:, heads].double(), plan, "float32", None, f"keys of layer {observed.layer}"),
+        decode_view(observed.values[:, heads].double(), plan, "float32", None, f"values of layer {observed.layer}"),
     )
 
 
 def _stored_views(
-    observed: LayerAttention, kv_format: KVFormat, geometry: CacheGeometry, calibration: SideCalibration
+    observed: LayerAttention, kv_format: KVFormat, group: HeadGroup, calibration: SideCalibration
 ) -> _Views:
-    key_plan, value_plan = side_plans(kv_format, observed.layer, geometry.layers[observed.layer])
-    exact = kv_format.exact_dtype
+    exact, heads, layer = kv_format.exact_dtype, list(group.heads), observed.layer
     return _Views(
-        decode_view(observed.keys.double(), key_plan, exact, calibration[0], f"keys of layer {observed.layer}"),
-        decode_view(observed.values.double(), value_plan, exact, calibration[1], f"values of layer {observed.layer}"),
+        decode_view(observed.keys[:, heads].double(), group.keys, exact, calibration[0], f"keys of layer {layer}"),
+        decode_view(
+            observed.values[:, heads].double(), group.values, exact, calibration[1], f"values of layer {layer}"
+        ),
     )
 
 
-def _error(
-    layer: int,
-    substituted: str,
-    exact: _Views,
-    stored: _Views,
-    expected: AttentionParts,
-    found: AttentionParts,
-    visible: Tensor,
-) -> AttentionError:
+def _error(layer: int, substituted: str, parts: Sequence[_Part], visible: Tensor) -> AttentionError:
     sides = ("keys", "values") if substituted == "both" else (substituted,)
-    pairs = [_reconstruction(getattr(exact, side), getattr(stored, side)) for side in sides]
-    difference, signal = zip(*pairs, strict=True)
-    error_energy, num_elements = (
-        sum(float((d**2).sum()) for d in difference),
-        sum(d.numel() for d in difference),
-    )
-    signal_energy = sum(float((s**2).sum()) for s in signal)
-    output_error = found.output - expected.output
+    pairs = [_reconstruction(getattr(p.exact, side), getattr(p.stored, side)) for p in parts for side in sides]
+    error_energy = sum(float((difference**2).sum()) for difference, _ in pairs)
+    signal_energy = sum(float((signal**2).sum()) for _, signal in pairs)
+    num_elements = sum(difference.numel() for difference, _ in pairs)
+    output_errors = [part.found.output - part.expected.output for part in parts]
+    output_energy = sum(float(error.square().sum()) for error in output_errors)
+    expected_energy = sum(float(part.expected.output.square().sum()) for part in parts)
     return AttentionError(
         layer=layer,
         substituted=substituted,
         reconstruction_rmse=(error_energy / num_elements) ** 0.5 if num_elements else 0.0,
         reconstruction_relative=(error_energy / signal_energy) ** 0.5 if signal_energy else 0.0,
-        score_max_abs=float(((found.scores - expected.scores).abs() * visible).max()),
-        weight_max_abs=float((found.weights - expected.weights).abs().max()),
-        output_max_abs=float(output_error.abs().max()),
-        output_rmse=float(output_error.square().mean().sqrt()),
-        output_relative=float(output_error.norm() / expected.output.norm()),
+        score_max_abs=max(float(((p.found.scores - p.expected.scores).abs() * visible).max()) for p in parts),
+        weight_max_abs=max(float((p.found.weights - p.expected.weights).abs().max()) for p in parts),
+        output_max_abs=max(float(error.abs().max()) for error in output_errors),
+        output_rmse=(output_energy / sum(error.numel() for error in output_errors)) ** 0.5,
+        output_relative=(output_energy / expected_energy) ** 0.5,
     )
 
 

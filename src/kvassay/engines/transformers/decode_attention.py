@@ -7,6 +7,7 @@ query. That costs one ordinary attention plus a band, and no `[tokens, 2 tokens]
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -84,6 +85,11 @@ def attention_parts(
         band_weights = weights[..., begin:end] * values.reads_stored(first, last)
         output += band_weights.flatten(2, 3) @ (values.stored - values.exact)[:, :, begin:end]
     return AttentionParts(scores, weights, output.reshape(batch, query_heads, num_queries, -1))
+
+
+def query_heads_of(kv_heads: Sequence[int], repeats: int) -> list[int]:
+    """The query heads that read these KV heads."""
+    return [head * repeats + index for head in kv_heads for index in range(repeats)]
 
 
 def visible_tokens(first: int, last: int, window: int | None, device: torch.device) -> Bool[Tensor, "queries tokens"]:

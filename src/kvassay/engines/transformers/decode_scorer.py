@@ -20,16 +20,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from kvassay.cache.quantized_cache import SideCalibration, check_serves
+from kvassay.cache.quantized_cache import LayerCalibration, SideCalibration, check_serves, layer_calibration
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry
-from kvassay.core.kv_format import KVFormat, side_plans
+from kvassay.core.kv_format import HeadGroup, KVFormat, SidePlan, head_groups
 from kvassay.engines.transformers.capture import CaptureCache, PrefixCache
-from kvassay.engines.transformers.decode_attention import AttentionRule, decode_attention
+from kvassay.engines.transformers.decode_attention import AttentionRule, decode_attention, query_heads_of
 from kvassay.engines.transformers.decode_view import DecodeView, EncodeCounts, decode_view
 from kvassay.engines.transformers.output_head import OutputHead
 from kvassay.errors import ModelError
-from kvassay.formats import quantizer
+from kvassay.formats import Calibration, quantizer
 from kvassay.formats.base import require_finite
 
 PrefillReads = Literal["exact", "stored"]
@@ -78,7 +78,7 @@ class _Run:
         self,
         kv_format: KVFormat,
         geometry: CacheGeometry,
-        calibration: Mapping[int, SideCalibration],
+        calibration: Mapping[int, LayerCalibration],
         queries: int,
         observer: Observer | None,
     ) -> None:
@@ -94,18 +94,41 @@ class _Run:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         if self._observer is not None:
             self._observer(LayerAttention(layer, query, key, value, rule))
-        key_plan, value_plan = side_plans(self.kv_format, layer, self.geometry.layers[layer])
-        key_scale, value_scale = self.calibration.get(layer, (None, None))
+        geometry = self.geometry.layers[layer]
+        groups = head_groups(self.kv_format, layer, geometry)
+        scales = layer_calibration(self.calibration, self.kv_format, layer, geometry)
+        self.layers_served.add(layer)
+        if len(groups) == 1:
+            return self._attend_group(layer, groups[0], scales[0], query, key, value, rule)
+        output = query.new_empty((*query.shape[:3], value.shape[3]))
+        for group, sides in zip(groups, scales, strict=True):
+            heads = list(group.heads)
+            queries = query_heads_of(group.heads, query.shape[1] // key.shape[1])
+            part = rule if rule.sink_logits is None else rule._replace(sink_logits=rule.sink_logits[queries])
+            output[:, queries] = self._attend_group(
+                layer, group, sides, query[:, queries], key[:, heads], value[:, heads], part
+            )
+        return output
+
+    def _attend_group(
+        self,
+        layer: int,
+        group: HeadGroup,
+        sides: SideCalibration,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rule: AttentionRule,
+    ) -> Tensor:
         exact = self.kv_format.exact_dtype
-        keys = decode_view(key, key_plan, exact, key_scale, f"keys of layer {layer}")
-        values = decode_view(value, value_plan, exact, value_scale, f"values of layer {layer}")
+        keys = decode_view(key, group.keys, exact, sides[0], f"keys of layer {layer}")
+        values = decode_view(value, group.values, exact, sides[1], f"values of layer {layer}")
         first = key.shape[2] - query.shape[2]
-        for view, plan in ((keys, key_plan), (values, value_plan)):
+        for view, plan in ((keys, group.keys), (values, group.values)):
             self.encoded_values += view.counts.encoded_values
             self.clipped_values += view.counts.clipped_values
             if not plan.spec.is_exact:
                 self._count_reads(view, first, rule.sliding_window)
-        self.layers_served.add(layer)
         return decode_attention(query, keys, values, first, rule)
 
     def _count_reads(self, view: DecodeView, first: int, window: int | None) -> None:
@@ -173,7 +196,7 @@ class DecodeScorer:
         prompt_tokens: int,
         reference: ReferencePass,
         kv_format: KVFormat,
-        calibration: Mapping[int, SideCalibration] | None = None,
+        calibration: Mapping[int, LayerCalibration] | None = None,
         observer: Observer | None = None,
     ) -> CandidatePass:
         """Hidden states of the decode steps from `prompt_tokens` on, over a cache of `kv_format`.
@@ -191,21 +214,23 @@ class DecodeScorer:
         counts = EncodeCounts(run.encoded_values, run.clipped_values)
         return CandidatePass(hidden[skipped:], run.stored_reads[skipped:], counts)
 
-    def calibrate(self, kv_format: KVFormat, references: list[ReferencePass]) -> dict[int, SideCalibration]:
-        """Static scales by layer from recorded keys and values; empty for formats without static scales."""
-        scales: dict[int, SideCalibration] = {}
+    def calibrate(self, kv_format: KVFormat, references: list[ReferencePass]) -> dict[int, LayerCalibration]:
+        """Static arrays by layer from recorded keys and values; empty for formats that need none."""
+        found: dict[int, LayerCalibration] = {}
         for index, layer in enumerate(self.geometry.layers):
-            sides = []
-            for plan, name in zip(side_plans(kv_format, index, layer), ("keys", "values"), strict=True):
-                sample = torch.cat([getattr(reference, name)[index] for reference in references], dim=2)
-                if plan.spec.is_static:
-                    require_finite(sample, f"{name} of layer {index}: entries")
-                    sides.append(quantizer(plan.spec).calibrate(sample))
-                else:
-                    sides.append(None)
-            if any(side is not None for side in sides):
-                scales[index] = (sides[0], sides[1])
-        return scales
+            groups = head_groups(kv_format, index, layer)
+            sides = tuple(
+                (
+                    _calibrated(group.keys, group, [reference.keys[index] for reference in references], "keys", index),
+                    _calibrated(
+                        group.values, group, [reference.values[index] for reference in references], "values", index
+                    ),
+                )
+                for group in groups
+            )
+            if any(side is not None for pair in sides for side in pair):
+                found[index] = sides
+        return found
 
     @contextmanager
     def _implementation(self, name: str) -> Iterator[None]:
@@ -237,6 +262,14 @@ class DecodeScorer:
                 f"{type(self._model).__name__}: attention over an unquantized cache differs by {difference:.3g} from "
                 "the model's own; its attention does more than scale, mask, soft cap and sinks, and is not supported"
             )
+
+
+def _calibrated(plan: SidePlan, group: HeadGroup, samples: list[Tensor], side: str, layer: int) -> Calibration | None:
+    if not plan.spec.needs_calibration:
+        return None
+    sample = torch.cat(samples, dim=2)[:, list(group.heads)]
+    require_finite(sample, f"{side} of layer {layer}: entries")
+    return quantizer(plan.spec).calibrate(sample)
 
 
 @contextmanager

@@ -1,0 +1,8 @@
+"""The method table: one row a method that kvassay ships, one module a family. `core.methods` says what a row says."""
+
+from __future__ import annotations
+
+from kvassay.core.method_table import floats, ggml, integers
+from kvassay.core.methods import Method
+
+TABLE: tuple[Method, ...] = (*floats.ROWS, *integers.ROWS, *ggml.ROWS)

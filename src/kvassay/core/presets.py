@@ -1,0 +1,88 @@
+"""Named formats: what each is, where it comes from, and what engines call it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Conformance(StrEnum):
+    """How it is known that an engine's codes equal ours."""
+
+    PROVEN = "proven: a test compares codes and decoded values with the engine's own code"
+    READ = "read: formula and layout follow the engine's source, no test runs it"
+    NOT_EQUAL = "not equal: the engine's format of that name differs, as noted"
+
+
+class EngineName(NamedTuple):
+    """An engine's name for a preset."""
+
+    engine: str
+    name: str
+    conformance: Conformance
+    note: str = ""
+
+
+class Preset(NamedTuple):
+    """A named format and where it comes from."""
+
+    name: str
+    text: str
+    source: str
+    engines: tuple[EngineName, ...] = ()
+
+
+_LLAMA_CPP = "llama.cpp"
+
+PRESETS: tuple[Preset, ...] = (
+    Preset("f32", "kv=f32,exact=f32", "plain float32 cache: the numerical reference on a CPU"),
+    Preset("f16", "kv=f16", "plain float16 cache: the usual denominator of savings"),
+    Preset("bf16", "kv=bf16,exact=bf16", "plain bfloat16 cache"),
+    Preset("int8-tensor", "kv=int8:tensor", "one static scale a side; the 004 experiment's tensor quantizer"),
+    Preset("int8-token", "kv=int8:token", "one float32 scale a token over all KV heads"),
+    Preset(
+        "int8-token-head",
+        "kv=int8:token-head",
+        "one float32 scale a token and head",
+        (EngineName("vLLM", "int8_per_token_head", Conformance.READ),),
+    ),
+    Preset(
+        "fp8-e4m3",
+        "kv=fp8-e4m3",
+        "float8 e4m3fn cast with scale 1",
+        (EngineName("vLLM", "fp8_e4m3", Conformance.READ, "without checkpoint scales"),),
+    ),
+    Preset(
+        "fp8-e4m3-token-head",
+        "kv=fp8-e4m3:token-head",
+        "float8 e4m3fn, one float32 absmax scale a token and head",
+        (EngineName("vLLM", "fp8_per_token_head", Conformance.READ),),
+    ),
+    Preset("int4-g32", "kv=int4:group32", "asymmetric 4 bit, groups of 32 channels, float16 scale and minimum"),
+    Preset("int4-g64", "kv=int4:group64", "asymmetric 4 bit, groups of 64 channels, float16 scale and minimum"),
+    Preset("int2-g32", "kv=int2:group32", "asymmetric 2 bit, groups of 32 channels, float16 scale and minimum"),
+    Preset(
+        "q8_0",
+        "kv=q8_0",
+        "ggml block: 32 signed 8-bit codes, float16 scale",
+        (EngineName(_LLAMA_CPP, "q8_0", Conformance.PROVEN),),
+    ),
+    Preset(
+        "q4_0",
+        "kv=q4_0",
+        "ggml block: 32 4-bit codes, float16 scale",
+        (EngineName(_LLAMA_CPP, "q4_0", Conformance.PROVEN),),
+    ),
+    Preset(
+        "kivi-4",
+        "k=int4:channel32,v=int4:group32,recent=128",
+        "KIVI (Liu et al. 2024, arXiv:2402.02750): K per channel, V per token, residual 128",
+    ),
+    Preset(
+        "kivi-2",
+        "k=int2:channel32,v=int2:group32,recent=128",
+        "KIVI (Liu et al. 2024, arXiv:2402.02750): K per channel, V per token, residual 128",
+    ),
+)
+
+PRESET_TEXT = {preset.name: preset.text for preset in PRESETS}
