@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import secrets
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +18,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from kvassay.core.digest import canonical_json, sha256_bytes
@@ -34,6 +34,7 @@ from kvassay.core.packed_layout import (
     header_digest,
     packed_sides,
 )
+from kvassay.core.spec import DTYPE_NBYTES
 from kvassay.errors import KvassayError, PackedKVError
 from kvassay.formats.packed_kv import PackedKV
 
@@ -99,6 +100,7 @@ def array_bytes(array: Tensor) -> bytes:
 
 def save_packed(packed: PackedKV, path: Path) -> None:
     """Write the file beside `path` and put it in place by one rename."""
+    _require_little_endian()
     header = canonical_json(packed_header(packed).to_json()).decode()
     if len(header) * 2 > MAX_HEADER_NBYTES:
         raise PackedKVError(
@@ -106,19 +108,43 @@ def save_packed(packed: PackedKV, path: Path) -> None:
         )
     partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
     try:
-        tensors = {name: array.detach().cpu() for name, array in packed.arrays.items()}
-        save_file(tensors, partial, {METADATA_KEY: header})
-        with partial.open("rb") as file:
+        with partial.open("xb") as file:
+            _write_container(file, packed, header)
+            file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except Exception as error:
+    except OSError as error:
         raise PackedKVError(f"{path}: cannot be written: {_one_line(error)}") from error
     finally:
         partial.unlink(missing_ok=True)
 
 
+def _write_container(file: BinaryIO, packed: PackedKV, header: str) -> None:
+    """safetensors, written here so that equal arrays give equal files under every release of that package.
+
+    Wide elements come first and the data begins at a multiple of 8 bytes, so every array is aligned for its type.
+    """
+    declared = [array for side in packed.sides for array in side.arrays]
+    declared.sort(key=lambda array: -DTYPE_NBYTES[array.dtype])
+    table: dict[str, object] = {"__metadata__": {METADATA_KEY: header}}
+    place = 0
+    for array in declared:
+        table[array.name] = {
+            "dtype": CONTAINER_DTYPES[array.dtype],
+            "shape": array.shape,
+            "data_offsets": (place, place + array.nbytes),
+        }
+        place += array.nbytes
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for array in declared:
+        file.write(array_bytes(packed.arrays[array.name]))
+
+
 def read_packed(path: Path) -> PackedKV:
     """Read and check a whole file; raises PackedKVError that names the file and the fault."""
+    _require_little_endian()
     try:
         with path.open("rb") as file:
             return _read(file, os.fstat(file.fileno()).st_size)
@@ -293,6 +319,11 @@ def _array(file: BinaryIO, array: DeclaredArray, header: PackedHeader, begin: in
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor.to(torch.float32)).all()):
         raise PackedKVError(f"array {array.name} holds NaN or infinity; every stored float is finite")
     return tensor
+
+
+def _require_little_endian() -> None:
+    if sys.byteorder != "little":
+        raise PackedKVError("packed-KV files are little-endian and this machine is not; use a little-endian machine")
 
 
 def _json(data: bytes, what: str) -> Any:
