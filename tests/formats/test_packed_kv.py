@@ -23,7 +23,7 @@ from kvassay.core.format_names import PRESETS, parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
 from kvassay.core.ledger import predict_ledger
 from kvassay.core.methods import methods
-from kvassay.core.packed_layout import header_digest
+from kvassay.core.packed_layout import PackedGeometry, header_digest, packed_sides
 from kvassay.errors import (
     CalibrationError,
     ForeignFormatError,
@@ -353,6 +353,22 @@ def edit_huge_sizes(table, header, data):
     return joined(table, header, data)
 
 
+def edit_huge_and_consistent(table, header, data):
+    """Two terabytes that agree with themselves in header and container; only the data is not there."""
+    header["geometry"]["tokens"] += 1 << 32
+    kv_format = parse_format("k=int4:channel32,v=int4:group32,sinks=2,recent=8")
+    place = 0
+    for side in packed_sides(kv_format, 0, PackedGeometry(**header["geometry"])):
+        about = header["sides"][side.name]
+        about["coded_tokens"], about["tail_tokens"] = side.coded_tokens, side.tail_tokens
+        for array in side.arrays:
+            header["arrays"][array.name]["shape"] = table[array.name]["shape"] = list(array.shape)
+            table[array.name]["data_offsets"] = [place, place + array.nbytes]
+            place += array.nbytes
+    assert place > 2 * 10**12
+    return joined(table, header, data)
+
+
 def edit_shape(table, header, data):
     header["arrays"][SCALES]["shape"][2] -= 1
     return joined(table, header, data)
@@ -473,6 +489,7 @@ FAULTS: dict[Callable, str] = {
     edit_extra_field: "header field comment: Extra inputs are not permitted",
     edit_huge_tokens: "sides group0.keys, group0.values of the header do not follow",
     edit_huge_sizes: "of shape .* in the header; the format stores",
+    edit_huge_and_consistent: "truncated: .* bytes of arrays, 2[0-9]{12} are declared",
     edit_shape: f"array {SCALES} is float16 of shape .* in the header; the format stores float16 of shape",
     edit_container_shape: f"array {SCALES} is F16 of shape .* in the container; the format stores F16",
     edit_dtype: f"array {SCALES} is bfloat16 of shape .* the format stores float16",

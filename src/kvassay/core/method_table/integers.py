@@ -54,6 +54,7 @@ INTEGER = Method(
         "int2:channel32/scale=f32",
         "int1:group32",
     ),
+    error_bound="|x − x̂| <= scale / 2, plus levels · ulp(scale) / 2 and ulp(minimum) / 2 for their own rounding",
 )
 
 ROWS = (INTEGER,)
