@@ -76,7 +76,7 @@ def test_readme_commands_run_as_written(tiny_folder, contract_toml, tmp_path, mo
     assert (tmp_path / "experiment").is_dir()
 
 
-def test_readme_python_runs_as_written(tiny_folder) -> None:
+def test_readme_python_runs_as_written(tiny_folder, tmp_path) -> None:
     code = "\n".join(blocks(ROOT / "README.md", "python"))
     setting = (
         "import torch\n"
@@ -84,7 +84,8 @@ def test_readme_python_runs_as_written(tiny_folder) -> None:
         f"model = AutoModelForCausalLM.from_pretrained({str(tiny_folder)!r})\n"
         "inputs = {'input_ids': torch.arange(5, 45)[None], 'max_new_tokens': 4}\n"
     )
-    done = subprocess.run([sys.executable, "-c", setting + code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", setting + code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) > 0
 
