@@ -611,6 +611,21 @@ def test_the_document_s_code_runs(tmp_path) -> None:
     assert int(done.stdout.split()[-1]) > 0
 
 
+def test_a_packed_file_keeps_no_graph_and_its_input_may_be_overwritten() -> None:
+    """B53, B54: the arrays are copies, whatever view of a larger buffer was packed."""
+    fmt = kvassay.format("k=int4:channel16,v=f16,sinks=2,recent=4,exact=f32")
+    buffer = torch.randn(2, 60, 3, 2, 64, requires_grad=True)
+    k, v = (buffer[:, 5:55].permute(3, 0, 2, 1, 4)[side] for side in (0, 1))
+    part = fmt.encode(k, v)
+    assert not any(array.requires_grad for array in part.arrays.values())
+    before = fmt.decode(part)
+    other = fmt.encode(k.detach().clone().contiguous(), v.detach().clone().contiguous())
+    assert all(torch.equal(part.arrays[name], array) for name, array in other.arrays.items())
+    with torch.no_grad():
+        buffer.fill_(7)
+    assert all(torch.equal(left, right) for left, right in zip(before, fmt.decode(part), strict=True))
+
+
 @pytest.mark.parametrize("preset", [preset.name for preset in PRESETS])
 def test_every_preset_packs(preset) -> None:
     part = packed(preset, 200)

@@ -20,8 +20,9 @@ from kvassay.errors import FormatError
 SCHEMA = "kvassay.packed-kv/1"
 
 _MAX_LAYER = 1 << 16
+_MAX_HEADS = 1 << 12
 _MAX_WIDTH = 1 << 16
-"""Bounds of heads and head sizes for hostile headers; real models stay far below."""
+"""Bounds for hostile headers; real models stay far below."""
 _MAX_TOKENS = 1 << 40
 
 
@@ -31,7 +32,7 @@ class PackedGeometry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch: int = Field(ge=1, le=_MAX_TOKENS)
-    kv_heads: int = Field(ge=1, le=_MAX_WIDTH)
+    kv_heads: int = Field(ge=1, le=_MAX_HEADS)
     tokens: int = Field(ge=1, le=_MAX_TOKENS)
     head_dim: int = Field(ge=1, le=_MAX_WIDTH)
     value_dim: int = Field(ge=1, le=_MAX_WIDTH)

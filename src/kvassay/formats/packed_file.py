@@ -39,8 +39,8 @@ from kvassay.errors import KvassayError, PackedKVError
 from kvassay.formats.packed_kv import PackedKV
 
 METADATA_KEY = "kvassay.packed_kv"
-MAX_HEADER_NBYTES = 16 << 20
-"""A header of one layer takes a few kilobytes; of one with every head stored otherwise, some megabytes."""
+MAX_HEADER_NBYTES = 1 << 20
+"""A header of one layer takes about 4 KiB for each head group, and a group is all heads that are stored alike."""
 CONTAINER_DTYPES = {
     "float32": "F32",
     "float16": "F16",

@@ -273,7 +273,7 @@ def _encode_side(
 ) -> tuple[dict[str, Tensor], int]:
     spec = side.plan.spec
     require_finite(values, "entries")
-    entering = round_to(values[:, list(side.heads)], side.exact_dtype)
+    entering = round_to(values.detach()[:, list(side.heads)], side.exact_dtype)
     begin, end = side.sink_tokens, side.sink_tokens + side.coded_tokens
     parts: dict[str, Tensor] = {side.sinks_name: entering[:, :, :begin], side.tail_name: entering[:, :, end:]}
     clipped_values = 0
