@@ -410,6 +410,28 @@ def edit_overlap(table, header, data):
     return joined(table, header, data)
 
 
+def edit_gap(table, header, data):
+    last = max(table.values(), key=lambda entry: entry["data_offsets"][0])
+    begin = last["data_offsets"][0]
+    last["data_offsets"] = [place + 8 for place in last["data_offsets"]]
+    return joined(table, header, data[:begin] + bytes(8) + data[begin:])
+
+
+def edit_boundary(table, header, data):
+    """Two neighbours share their bytes otherwise, without gap or overlap."""
+    first, second = sorted(table.values(), key=lambda entry: entry["data_offsets"][0])[:2]
+    first["data_offsets"][1] += 2
+    second["data_offsets"][0] += 2
+    return joined(table, header, data)
+
+
+def edit_large_header(table, header, data):
+    raw = joined(table, header, data)
+    size = int.from_bytes(raw[:8], "little")
+    text = raw[8 : 8 + size] + b" " * (1 << 20)
+    return len(text).to_bytes(8, "little") + text + data
+
+
 def edit_offsets_type(table, header, data):
     table[SCALES]["data_offsets"] = [-1, 1.5]
     return joined(table, header, data)
@@ -498,6 +520,9 @@ FAULTS: dict[Callable, str] = {
     edit_container_missing: f"the container lacks {SCALES}",
     edit_extra: "the container has surprise, which the format does not store",
     edit_overlap: "gap or overlap",
+    edit_gap: "gap or overlap",
+    edit_boundary: "array .* takes [0-9]+ bytes, its shape",
+    edit_large_header: "a header of 10[0-9]{5} bytes; at most 1048576 are read",
     edit_offsets_type: "dtype, shape and data_offsets of whole numbers are expected",
     edit_one_bit: f"array {SCALES}: its bytes do not have the SHA-256",
     edit_not_finite: f"array {SCALES} holds NaN or infinity",
