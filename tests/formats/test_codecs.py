@@ -18,6 +18,7 @@ from kvassay.core.methods import methods
 from kvassay.core.spec import Granularity, QuantSpec
 from kvassay.errors import CalibrationError, NonFiniteError, RangeError
 from kvassay.formats import quantizer
+from kvassay.formats.base import stored_outward
 from kvassay.formats.ggml_blocks import to_ggml_rows
 from kvassay.formats.packing import pack_codes, unpack_codes
 
@@ -109,16 +110,9 @@ def is_plain(spec: QuantSpec) -> bool:
 
 
 def error_bound(codec, encoded, x) -> torch.Tensor:
-    """Half a step plus what the rounding of scale and minimum can add (R75, R76)."""
+    """Half a stored step (R75, R76): metadata is rounded outward."""
     spec = codec.spec
-    scales = encoded["scales"]
-    levels = 2 ** (spec.num_bits - 1) - 1 if spec.symmetric else 2**spec.num_bits - 1
-    eps = torch.finfo(scales.dtype).eps
-    tiny = torch.finfo(scales.dtype).smallest_normal * eps
-    step = scales.double()
-    bound = step / 2 + levels * (step * eps + tiny)
-    if "minimums" in encoded:
-        bound = bound + encoded["minimums"].double().abs() * eps + tiny
+    bound = encoded["scales"].double() / 2
     slack = x.double().abs().amax() * 4e-7  # float32 arithmetic of the codec itself
     if spec.granularity is Granularity.GROUP:
         expanded = bound.repeat_interleave(spec.group_size, dim=3)
@@ -230,7 +224,7 @@ def test_a_static_format_without_calibration_is_refused() -> None:
 
 
 def test_scale_overflow_is_refused() -> None:
-    with pytest.raises(RangeError, match="does not fit float16; use the modifier scale=f32"):
+    with pytest.raises(RangeError, match="does not fit float16; use a format with float32 scales"):
         quantizer(side_spec("int4:group32")).encode(values() * 1e7)
 
 
@@ -324,3 +318,27 @@ def test_static_scales_are_counted() -> None:
     assert static_nbytes(side_spec("int8:token-head"), 3, 64) == {}
     assert static_nbytes(side_spec("fp8-e4m3:head"), 3, 64) == {Owner.SCALES: 12}
     assert static_nbytes(side_spec("int8:channel/mean"), 3, 64) == {Owner.SCALES: 768, Owner.ZERO_POINTS: 768}
+
+
+@pytest.mark.parametrize("side", [side for side in INTEGER_SIDES if is_plain(side_spec(side))])
+@pytest.mark.parametrize("size", [3e-8, 3e-6, 1e-4, 1.0, 300.0])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_no_dynamic_scale_saturates(side, size, offset) -> None:
+    """The scale is rounded up and the minimum down, so metadata of 16 bits never cuts a value off."""
+    x = values(dtype=torch.float32) * size + offset
+    codec = quantizer(side_spec(side))
+    encoded = codec.encode(x)
+    assert encoded.clipped_values == 0
+    error = (codec.decode(encoded.streams, torch.float64) - x.double()).abs()
+    assert bool((error <= error_bound(codec, encoded.streams, x)).all())
+
+
+def test_scales_and_minimums_are_rounded_outward_to_neighbours() -> None:
+    exact = torch.tensor([0.0, 1e-9, 1.0, 1.0001, 3.3e-5, 65503.0, -1e-9, -1.0001, -3.3e-5])
+    for dtype in ("float16", "bfloat16"):
+        up, down = stored_outward(exact, dtype, "scale", up=True), stored_outward(exact, dtype, "scale", up=False)
+        assert bool((up.double() >= exact.double()).all())
+        assert bool((down.double() <= exact.double()).all())
+        nearest = exact.to(getattr(torch, dtype)).double()
+        assert bool(((up.double() == nearest) | (down.double() == nearest)).all())
+        assert float((up.double() - down.double())[exact == 1.0]) == 0.0
