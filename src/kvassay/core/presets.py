@@ -55,9 +55,9 @@ _EXL3 = tuple(
         (
             EngineName(
                 "exllamav3",
-                f"cache_quant {bits}",
+                f"-cq {bits}",
                 Conformance.READ,
-                "codes and scales of quant_block_x4, compand_a 0; there bit planes are packed and decoding is to float16",
+                "codes and scales of quant_block_x4, compand_a 0; the engine packs bit planes, decodes to float16",
             ),
         ),
     )
@@ -157,9 +157,9 @@ PRESETS: tuple[Preset, ...] = (
                 "LMDeploy",
                 "quant_policy=42",
                 Conformance.NOT_EQUAL,
-                "levels, rotation, signs and bytes a token are those of _fill_page_quant_turbo_qjl4 and _turbo_int2; there "
-                "codes come from the unrounded norm, the residual's norm is stored as a share of it, a sign is the top "
-                "bit of its code's nibble, and channels D/2 apart (values: D/4) share a byte",
+                "levels, rotation, signs and bytes a token are those of _fill_page_quant_turbo_qjl4 and _turbo_int2; "
+                "there codes come from the unrounded norm, the residual's norm is stored as a share of it, a sign is the "
+                "top bit of its code's nibble, and channels D/2 apart (values: D/4) share a byte",
             ),
         ),
     ),

@@ -5,8 +5,8 @@
 rotation back: x̂ = H₃₂·ŷ/√32. Stored bits: b + 0.5.
 
 Scales: one a group (or a row), `[batch, kv_heads, tokens, groups]`. All 2^b levels are used and the error is at most
-half a cell, |y − ŷ| <= s/2^b. There is no level at zero: a lone spike, or a constant group of `exl3` (which the rotation
-turns into one), costs its 31 neighbours s/2^b each. A zero group stores scale zero and decodes to zero.
+half a cell, |y − ŷ| <= s/2^b. There is no level at zero: a lone spike, or a constant group of `exl3` (which the
+rotation turns into one), costs its 31 neighbours s/2^b each. A zero group stores scale zero and decodes to zero.
 
 Compander, `compand=a`: cells are equal in t where y/s = f(t) = a·t + (1 − a)·t³, so they narrow towards zero;
 q = ⌊2^(b−1)·(f⁻¹(y/s) + 1)⌋ and ŷ = s·f((2q + 1)/2^b − 1). exllamav3 has it as `LMCubic` with a = 0.65; its cache layer
