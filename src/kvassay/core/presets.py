@@ -158,8 +158,8 @@ PRESETS: tuple[Preset, ...] = (
                 "quant_policy=42",
                 Conformance.NOT_EQUAL,
                 "levels, rotation, signs and bytes a token are those of _fill_page_quant_turbo_qjl4 and _turbo_int2; "
-                "there codes come from the unrounded norm, norms have the model's dtype, the residual's is a share "
-                "of the row's, a sign is the top bit of its code's nibble, channels D/2 apart (values: D/4) share a byte",
+                "there codes come from the unrounded norm, norms have the model's dtype, the residual's is a share of "
+                "the row's, and code bits of channels D/2 apart (values: D/4) share a byte, a sign above its code",
             ),
         ),
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvassay.core.geometry import Owner
 from kvassay.core.layout import code_stream, scale_stream, scaled_layout
 from kvassay.core.methods import Family, Method, Option, Stream, Word
@@ -27,8 +29,16 @@ MIDPOINT = Method(
 )
 
 
-def _in_open_unit_interval(value: OptionValue) -> bool:
+def _below_one(value: OptionValue) -> bool:
     return isinstance(value, float) and 0 <= value < 1
+
+
+def _up_to_64(value: OptionValue) -> bool:
+    return isinstance(value, int) and 0 <= value <= 64
+
+
+def _one_of(*choices: str) -> Callable[[OptionValue], bool]:
+    return lambda value: value in choices
 
 
 EXL3 = Method(
@@ -56,7 +66,7 @@ EXL3 = Method(
             "compand",
             0.0,
             "the compander's share of the linear term, from 0 (no compander) to below 1; exllamav3's own curve is 0.65",
-            _in_open_unit_interval,
+            _below_one,
         ),
     ),
 )
@@ -84,7 +94,7 @@ LLOYD = Method(
             "norm",
             "plain",
             "plain (the row's norm), corrected (the least-squares factor) or preserved (decoded rows keep the norm)",
-            lambda value: value in ("plain", "corrected", "preserved"),
+            _one_of("plain", "corrected", "preserved"),
         ),
     ),
 )
@@ -120,7 +130,7 @@ LLOYD_QJL = Method(
             "sketch",
             "gaussian",
             "gaussian (QJL's random matrix) or identity (the signs of the residual itself)",
-            lambda value: value in ("gaussian", "identity"),
+            _one_of("gaussian", "identity"),
         ),
     ),
 )
@@ -162,7 +172,7 @@ NF4 = Method(
             "outliers",
             0,
             "how many values of each token's row of channels are stored as floats: 0 to 64",
-            lambda value: isinstance(value, int) and 0 <= value <= 64,
+            _up_to_64,
         ),
     ),
 )
