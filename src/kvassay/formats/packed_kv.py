@@ -28,7 +28,7 @@ from kvassay.core.layout import static_streams
 from kvassay.core.ledger import Basis, ByteLedger
 from kvassay.core.packed_layout import PackedGeometry, PackedSide, packed_sides
 from kvassay.errors import CalibrationError, ForeignFormatError, FormatError, GeometryError, KvassayError, RangeError
-from kvassay.formats.base import Calibration, require_finite
+from kvassay.formats.base import Calibration, decode_as, require_finite
 from kvassay.formats.floating import round_to
 from kvassay.formats.registry import quantizer
 
@@ -156,7 +156,7 @@ class PackedFormat:
         )
 
     def decode(self, packed: PackedKV, dtype: torch.dtype = torch.float32) -> DecodedKV:
-        """Keys and values as a query would read them, computed in `dtype`; raises ForeignFormatError for others'."""
+        """Keys and values as a query of a model of `dtype` would read them; raises ForeignFormatError for others'."""
         if packed.kv_format != self.kv_format:
             raise ForeignFormatError(
                 f"these bytes are {packed.kv_format.name} (digest {packed.kv_format.digest[:12]}) and the decoder is "
@@ -302,7 +302,7 @@ def _decode_side(side: PackedSide, packed: PackedKV, dtype: torch.dtype) -> Tens
         blocks = _named(packed.arrays, side.block_prefix)
         static = _named(packed.arrays, side.static_prefix)
         calibration = Calibration(static, packed.scale_sources[side.name]) if static else None
-        parts.append(quantizer(side.plan.spec).decode(blocks, dtype, calibration))
+        parts.append(decode_as(quantizer(side.plan.spec), blocks, dtype, calibration))
     if side.tail_tokens:
         parts.append(packed.arrays[side.tail_name].to(dtype))
     return torch.cat(parts, dim=2)
