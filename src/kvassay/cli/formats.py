@@ -61,7 +61,7 @@ def list_formats(
         ],
         right=(1, 2, 3),
     )
-    print("\nHow an engine's codes compare with ours:")
+    print("\nHow an engine's codes compare with ours (notes: kvassay formats show NAME):")
     for conformance, mark in MARKS.items():
         print(f"  {mark} {conformance.value}")
     print("Methods and their sources:")
