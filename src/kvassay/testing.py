@@ -138,7 +138,11 @@ def check_constants(text: str) -> None:
         _expect(bool(torch.isfinite(found).all()), text, f"decodes a constant {constant} to a non-finite number")
         allowed = max(float(values.norm()) * largest_relative_error(codec.spec), RESOLUTION * values.numel() ** 0.5)
         error = float((found - values).norm())
-        _expect(error <= allowed, text, f"errs by {error:.4g} on a constant {constant}; at most {allowed:.4g} expected")
+        _expect(
+            error <= allowed,
+            text,
+            f"errs by a norm of {error:.4g} on a constant {constant}; at most {allowed:.4g} expected",
+        )
 
 
 def check_dtypes(text: str) -> None:
