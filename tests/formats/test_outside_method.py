@@ -90,8 +90,8 @@ def test_the_commands_of_the_page_know_the_method(site) -> None:
 
 
 def test_the_checks_and_the_cache_take_the_method(site) -> None:
-    run_python(site, "check.py")
-    found = int(run_python(site, "use.py").split()[0])
+    code = "import runpy; runpy.run_path('check.py'); runpy.run_path('use.py')"  # one process: torch loads slowly
+    found = int(run_python(site, "-c", code).split()[0])
     # 27 tokens of 2 layers, 2 heads, 32 channels: 8 exact ones, and pages of 64 tokens of 1.5 bits a value.
     sides = 2 * 2 * 2
     assert found == sides * (8 * 32 * 2 + 64 * 32 * 1.5 / 8)
