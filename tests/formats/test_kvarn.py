@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -31,23 +33,27 @@ def relative_error(text: str, x: torch.Tensor) -> float:
     return float((codec.decode(codec.encode(x).streams) - x).norm() / x.norm())
 
 
-def balanced_in_logarithms(tile: np.ndarray, rounds: int) -> np.ndarray:
-    """Column factors by the definition: logarithms, numpy's standard deviation, one tile at a time."""
+class State(NamedTuple):
+    imbalance: float
+    columns: np.ndarray
+
+
+def states_in_logarithms(tile: np.ndarray, rounds: int) -> list[State]:
+    """The start and all rounds by the definition: logarithms, numpy's standard deviation, one tile at a time."""
     log_columns, log_rows = np.zeros((1, tile.shape[1])), np.zeros((tile.shape[0], 1))
 
-    def imbalance(state: np.ndarray) -> float:
-        by_axis = [state.std(axis=axis, ddof=1) for axis in (0, 1)]
-        return sum(std.max() / max(std.min(), 1e-8) for std in by_axis)
+    def state() -> State:
+        by_axis = [(tile / np.exp(log_columns + log_rows)).std(axis=axis, ddof=1) for axis in (0, 1)]
+        return State(sum(std.max() / max(std.min(), 1e-8) for std in by_axis), np.exp(log_columns))
 
-    states = [(imbalance(tile), log_columns)]
+    states = [state()]
     for _ in range(rounds):
         std = (tile / np.exp(log_columns + log_rows)).std(axis=0, ddof=1, keepdims=True)
         log_columns = np.clip(log_columns + np.log(np.clip(std, 1e-3, 1e3)), -0.3, 10.0)
         std = (tile / np.exp(log_columns + log_rows)).std(axis=1, ddof=1, keepdims=True)
         log_rows = np.clip(log_rows + np.log(np.clip(std, 1e-3, 1e3)), -0.3, 10.0)
-        states.append((imbalance(tile / np.exp(log_columns + log_rows)), log_columns))
-    least = min(imbalance for imbalance, _ in states)
-    return np.exp(next(columns for imbalance, columns in reversed(states) if imbalance == least))
+        states.append(state())
+    return states
 
 
 @settings(max_examples=40, deadline=None)
@@ -63,7 +69,11 @@ def test_column_factors_are_those_of_the_definition(seed, rows, columns, rounds,
     tile = rng.normal(size=(rows, columns))
     tile *= np.exp(spread * rng.normal(size=(rows, 1)) + spread * rng.normal(size=(1, columns)))
     found = column_factors(torch.from_numpy(tile)[None], rounds)[0].numpy()
-    np.testing.assert_allclose(found, balanced_in_logarithms(tile, rounds), rtol=1e-9)
+    states = states_in_logarithms(tile, rounds)
+    least = min(state.imbalance for state in states)
+    # Rounding may part states that are equally balanced, so any of those will do.
+    best = [state.columns for state in states if state.imbalance <= least * (1 + 1e-6)]
+    assert any(np.allclose(found, columns, rtol=1e-6, atol=0) for columns in best)
 
 
 @pytest.mark.parametrize("axis", ["channel", "token"])

@@ -120,7 +120,11 @@ PRESETS: tuple[Preset, ...] = (
         "kvarn",
         "k=kvarn-4:tile128/had,v=kvarn-2:tile128/had/axis=token,sinks=128",
         "KVarN (Muller et al. 2026, arXiv:2606.03458): K 4 bit per channel, V 2 bit per token, tiles of 128",
-        (EngineName("vLLM fork of KVarN", "kvarn_k4v2_g128", Conformance.READ, "8 rounds of balancing"),),
+        (
+            EngineName(
+                "vLLM fork of KVarN", "kvarn_k4v2_g128", Conformance.READ, "one sink block; 8 rounds of balancing"
+            ),
+        ),
     ),
 )
 

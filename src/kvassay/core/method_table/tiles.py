@@ -45,12 +45,14 @@ KVARN = Method(
     summary="tile balanced along tokens and channels (log-Sinkhorn of standard deviations), then rounded row by row",
     source="KVarN (Muller et al. 2026, arXiv:2606.03458)",
     codec="kvassay.formats.kvarn:KvarnQuantizer",
-    words=tuple(Word(f"kvarn-{bits}", bits, (Granularity.TILE,), symmetric=False) for bits in (4, 3, 2)),
+    words=tuple(Word(f"kvarn-{bits}", bits, (Granularity.TILE,), symmetric=False) for bits in (8, 6, 5, 4, 3, 2)),
     options=(
         Option("axis", "channel", "channel (rounded channel by channel, for keys) or token (for values)", _is_axis),
         Option("rounds", 8, "rounds of balancing, 0 to 64", _is_rounds),
     ),
     examples=(
+        "kvarn-8:tile16",
+        "kvarn-5:tile32/had",
         "kvarn-4:tile32",
         "kvarn-4:tile32/had",
         "kvarn-3:tile16/axis=token",
