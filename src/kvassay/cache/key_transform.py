@@ -11,8 +11,8 @@ several hundred) otherwise sets the step of every code of its token. RoPE: Su et
 3.2; pre-RoPE keys: KVQuant (Hooper et al. 2024, arXiv:2401.18079, section 3.2).
 
 The position of a token is its index in the cache, counted from 0. With left padding that differs from the position the
-model used, by a constant a row. Encoding and decoding then still undo each other, so nothing becomes wrong; but the bias
-is taken away under another rotation than it was added under, and the gain is lost: pad right, or run rows apart.
+model used, by a constant a row. Encoding and decoding then still undo each other, so nothing becomes wrong; but the
+bias is taken away under another rotation than it was added under, and the gain is lost: pad right, or run rows apart.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class _RotaryModule(NamedTuple):
 
 @torch.no_grad()
 def layer_keys(model: PreTrainedModel) -> list[LayerKeys]:
-    """How each layer of `model` makes its keys. Runs a few tokens; raises ModelError for a layer that matches no way."""
+    """How each layer of `model` makes its keys. Runs a few tokens; raises ModelError where none is known."""
     geometry = geometry_from_config(model.config.to_dict())
     attention = _attention_modules(model, geometry)
     sources, cached = _probe(model, geometry, attention)
@@ -186,7 +186,8 @@ def _sources(
         yield _Source(
             name,
             output[..., channels].unflatten(-1, (heads, dim)).transpose(1, 2),
-            None if bias is None else bias.detach()[channels].unflatten(0, (heads, dim)),
+            # A copy: what was encoded without this bias must get the same one back, whatever becomes of the weights.
+            None if bias is None else bias.detach()[channels].clone().unflatten(0, (heads, dim)),
             is_projection=True,
         )
     for name in _NORMS:

@@ -29,8 +29,8 @@ ASSUMPTIONS = (
 )
 
 KEY_TRANSFORM_ASSUMPTION = (
-    "Key bias and rotary embedding that a format removes before encoding cost no stored byte: decoding regenerates them "
-    "from the model's weights and the token's position. Their cosine tables, shared by all layers, are excluded."
+    "Key bias and rotary embedding that a format removes before encoding cost no stored byte: decoding regenerates "
+    "them from the model's weights and the token's position. Their cosine tables, shared by all layers, are excluded."
 )
 
 
