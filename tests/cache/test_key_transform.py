@@ -265,6 +265,19 @@ def test_b01_a_whole_model_with_a_biased_layer_is_restored_by_removing_the_bias(
         assert removed < 0.01 < 0.05 < kept, (codec, kept, removed)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_16_bits_are_recognised(dtype) -> None:
+    """Their own rounding is larger than the tolerance of float32, and another pairing is still told apart."""
+    for variant in ("default", "interleaved", "yarn"):
+        model = model_of(VARIANTS[variant]).to(dtype)
+        cache = QuantizedCache.for_model(model, "k=int8:token-head,v=f16,keybias=removed,rope=removed,exact=bf16")
+        keys = cached_keys(model, 40)[0]
+        seen, _ = cache.update(keys, keys, 0)
+        seen, _ = cache.update(keys[:, :, :1], keys[:, :, :1], 0)
+        assert seen.dtype == dtype
+        torch.testing.assert_close(seen[:, :, :40].float(), keys.float(), atol=0.02 * float(keys.abs().max()), rtol=0)
+
+
 def test_generation_over_the_cache_of_a_model() -> None:
     model = tiny_models.tiny_model("qwen2").float()
     cache = QuantizedCache.for_model(model, "kv=int8:token-head,keybias=removed,rope=removed")
