@@ -35,6 +35,7 @@ from kvassay.core.layout import stored_bits_per_value
 from kvassay.core.ledger import KEY_TRANSFORM_ASSUMPTION, predict_ledger
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.errors import FormatError, ModelError
+from kvassay.formats.packed_kv import PackedFormat
 from tests import tiny_models
 
 SMALL = {
@@ -385,3 +386,8 @@ def test_longrope_is_refused_beyond_its_original_context() -> None:
     transform.forward(keys, 118)
     with pytest.raises(ModelError, match="position 128 is beyond the model's original context of 128 tokens"):
         transform.forward(keys, 119)
+
+
+def test_r8_tensors_alone_are_not_packed_under_a_format_that_needs_the_model() -> None:
+    with pytest.raises(FormatError, match="removes key bias or rotary embedding, which needs the model"):
+        PackedFormat(parse_format("int4-g32,keybias=removed"))

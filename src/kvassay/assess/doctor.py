@@ -41,6 +41,8 @@ _SHARED_SCALES = {Granularity.TOKEN, Granularity.TOKEN_HEAD, Granularity.GROUP, 
     Granularity.STATIC_CHANNEL
 }
 """One scale serves several channels of a token."""
+_ROTATING_METHODS = {"exl3"}
+"""Methods that rotate inside, without a rotation in their spec."""
 _FEW_BITS = 8
 """Codes of fewer bits have no precision to spare."""
 
@@ -284,7 +286,7 @@ def _shared_scale_keys(*, rotated: bool = True) -> tuple[str, ...]:
     return tuple(
         preset.name
         for preset in PRESETS
-        if _shares_scale(spec := parse_format(preset.name).keys) and (rotated or spec.rotation is None)
+        if _shares_scale(spec := parse_format(preset.name).keys) and (rotated or not _rotates(spec))
     )
 
 
@@ -292,12 +294,16 @@ def _shared_scale_values() -> tuple[str, ...]:
     return tuple(
         preset.name
         for preset in PRESETS
-        if _shares_scale(spec := parse_format(preset.name).values) and spec.rotation is None
+        if _shares_scale(spec := parse_format(preset.name).values) and not _rotates(spec)
     )
 
 
 def _shares_scale(spec: QuantSpec) -> bool:
     return spec.num_bits < _FEW_BITS and spec.granularity in _SHARED_SCALES
+
+
+def _rotates(spec: QuantSpec) -> bool:
+    return spec.rotation is not None or spec.method in _ROTATING_METHODS
 
 
 def _exact_keys(layers: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvassay.errors import ModelError
-from kvassay.formats.base import computing_dtype
+from kvassay.formats.base import Calibration, Quantizer, Streams, cast_within, computing_dtype
 
 Pairing = Literal["halves", "interleaved"]
 """Which two channels turn together: c and c + half (Llama, Qwen, GPT-NeoX), or 2c and 2c + 1 (Cohere, GLM, GPT-J)."""
@@ -49,11 +49,6 @@ class KeyTransform(Protocol):
     def for_heads(self, heads: Sequence[int]) -> KeyTransform:
         """The transform of some KV heads of the layer, in this order."""
         ...
-
-
-def transform_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What codes are decoded to before `inverse`, for a reader of `dtype`: 16 bits would round a large bias twice."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class PositionTables:
@@ -114,6 +109,19 @@ class Rotation(NamedTuple):
         one, other = turning[..., 0::2], turning[..., 1::2]
         turned = torch.stack((one * cos - other * sin, other * cos + one * sin), dim=-1).flatten(-2)
         return torch.cat((turned, passing), dim=-1)
+
+
+def decode_keys(
+    codec: Quantizer,
+    streams: Streams,
+    dtype: torch.dtype,
+    calibration: Calibration | None,
+    transform: KeyTransform,
+    first_position: int,
+) -> Float[Tensor, "batch kv_heads tokens dim"]:
+    """`decode_as` for codes of transformed keys: what was taken away is put back before the one cast to `dtype`."""
+    computing = torch.float64 if dtype == torch.float64 else torch.float32
+    return cast_within(transform.inverse(codec.decode(streams, computing, calibration), first_position), dtype)
 
 
 class RotaryKeyTransform:

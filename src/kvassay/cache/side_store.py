@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvassay.cache.key_transform import KeyTransform, transform_dtype
+from kvassay.cache.key_transform import KeyTransform, decode_keys
 from kvassay.cache.paged_array import PagedArray
 from kvassay.core.geometry import Owner
 from kvassay.core.kv_format import SidePlan
@@ -17,7 +17,7 @@ from kvassay.core.layout import static_nbytes, streams
 from kvassay.core.ledger import page_tokens
 from kvassay.errors import KvassayError, RangeError
 from kvassay.formats import Calibration, Encoded, quantizer
-from kvassay.formats.base import require_finite
+from kvassay.formats.base import decode_as, require_finite
 from kvassay.formats.floating import round_to
 
 OnClip = Literal["raise", "count"]
@@ -165,8 +165,8 @@ class SideStore:
         blocks = {name: array.blocks for name, array in self._streams.items() if array.num_blocks}
         if not blocks:
             return None
-        filled = {k: v for k, v in blocks.items() if v is not None}
+        streams = {name: array for name, array in blocks.items() if array is not None}
         if self._key_transform is None:
-            return self._quantizer.decode(filled, dtype, self._calibration)
-        decoded = self._quantizer.decode(filled, transform_dtype(dtype), self._calibration)
-        return self._key_transform.inverse(decoded, self.plan.sinks + self.first_token).to(dtype)
+            return decode_as(self._quantizer, streams, dtype, self._calibration)
+        first = self.plan.sinks + self.first_token
+        return decode_keys(self._quantizer, streams, dtype, self._calibration, self._key_transform, first)

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kvassay.cache.key_transform import KeyTransform, transform_dtype
+from kvassay.cache.key_transform import KeyTransform, decode_keys
 from kvassay.core.kv_format import SidePlan
 from kvassay.errors import KvassayError
 from kvassay.formats import Calibration, quantizer
-from kvassay.formats.base import require_finite
+from kvassay.formats.base import decode_as, require_finite
 from kvassay.formats.floating import round_to
 
 
@@ -87,11 +87,10 @@ def decode_view(
             stored = stored.clone()
             if key_transform is None:
                 encoded = codec.encode(entering, calibration)
-                decoded = codec.decode(encoded.streams, values.dtype, calibration)
+                decoded = decode_as(codec, encoded.streams, values.dtype, calibration)
             else:
                 encoded = codec.encode(key_transform.forward(entering, begin), calibration)
-                decoded = codec.decode(encoded.streams, transform_dtype(values.dtype), calibration)
-                decoded = key_transform.inverse(decoded, begin).to(values.dtype)
+                decoded = decode_keys(codec, encoded.streams, values.dtype, calibration, key_transform, begin)
             stored[:, :, begin:end] = decoded
             counts = EncodeCounts(entering.numel(), encoded.clipped_values)
     except KvassayError as error:
