@@ -35,13 +35,29 @@ FORMATS = [
 ]
 
 
+KEY_STEPS = {
+    "llama": ["rope=removed"],
+    "qwen2": ["rope=removed", "keybias=removed", "keybias=removed,rope=removed"],
+    "gemma2": ["rope=removed"],
+    "gemma3": ["rope=removed"],
+    "gpt_oss": ["rope=removed", "keybias=removed", "keybias=removed,rope=removed"],
+}
+"""What each model has to remove: Qwen2 and GPT-OSS have a key bias; Gemma 3 has its own RoPE in sliding layers."""
+KEY_STEP_FORMATS = [
+    "int4-g32",
+    "kivi-2,recent=4,sinks=3",
+    "k=int8:channel/mean,v=f16",
+    "int4-g32,recent=5,@1=int8:token,@2h1.k=int2:channel16,@2h0.k=f16,skip=0",
+]
+
+
 def scorer_of(model, prefill_reads="exact") -> DecodeScorer:
     return DecodeScorer(model, geometry_from_config(model.config.to_dict()), prefill_reads)
 
 
 def stepwise_hidden(model, token_ids, prompt_tokens, kv_format, calibration) -> torch.Tensor:
     """Prefill in one call, then one token a call, over the real cache."""
-    cache = QuantizedCache(model.config, kv_format, calibration=calibration, on_clip="count")
+    cache = QuantizedCache.for_model(model, kv_format, calibration=calibration, on_clip="count")
     decoder = model.get_decoder()
     states = []
     with torch.inference_mode():
@@ -71,6 +87,12 @@ def test_r52_one_pass_equals_stepwise_decoding(model_name, format_name) -> None:
     expected = stepwise_hidden(model, token_ids, PROMPT, kv_format, calibration)
 
     assert_equal_logits(scorer, found.hidden, expected)
+
+
+@pytest.mark.parametrize("format_name", KEY_STEP_FORMATS)
+@pytest.mark.parametrize(("model_name", "steps"), [(name, step) for name in KEY_STEPS for step in KEY_STEPS[name]])
+def test_one_pass_equals_stepwise_decoding_with_bias_or_rope_removed(model_name, steps, format_name) -> None:
+    test_r52_one_pass_equals_stepwise_decoding(model_name, f"{format_name},{steps}")
 
 
 @pytest.mark.parametrize("model_name", tiny_models.NAMES)

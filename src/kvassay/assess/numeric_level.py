@@ -23,9 +23,17 @@ def tensor_rows(
 ) -> dict[str, list[Any]]:
     """Columns of the tensor table: every arm and layer, with keys, values or both replaced."""
     rows: list[tuple[str, AttentionError]] = []
+    transforms = {arm.name: scorer.key_transforms(arm.kv_format) for arm in arms}
 
     def measure(observed: LayerAttention) -> None:
-        formats = [MeasuredFormat(arm.kv_format, calibrations.get(arm.name, {}).get(observed.layer)) for arm in arms]
+        formats = [
+            MeasuredFormat(
+                arm.kv_format,
+                calibrations.get(arm.name, {}).get(observed.layer),
+                transforms[arm.name].get(observed.layer),
+            )
+            for arm in arms
+        ]
         errors = attention_errors(observed, formats, scorer.geometry)
         rows.extend((arm.name, row) for arm, arm_rows in zip(arms, errors, strict=True) for row in arm_rows)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from transformers import PreTrainedConfig
 
 from kvassay.assess.arms import PlannedArm
+from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.quantized_cache import LayerCalibration, QuantizedCache
 from kvassay.core.ledger import ByteLedger
 from kvassay.engines.transformers.decode_scorer import ReferencePass
@@ -17,9 +18,12 @@ def allocated_ledger(
     arm: PlannedArm,
     reference: ReferencePass,
     calibration: Mapping[int, LayerCalibration] | None,
+    key_transforms: Mapping[int, KeyTransform] | None = None,
 ) -> ByteLedger:
     """The ledger of a cache that holds the whole document."""
-    cache = QuantizedCache(config, arm.kv_format, calibration=calibration, on_clip="count")
+    cache = QuantizedCache(
+        config, arm.kv_format, calibration=calibration, on_clip="count", key_transforms=key_transforms
+    )
     for layer, (keys, values) in enumerate(zip(reference.keys, reference.values, strict=True)):
         cache.update(keys, values, layer)
     return cache.ledger()

@@ -226,7 +226,13 @@ class _Run:
             calibration = self._subject.calibrations.get(arm.name)
             ledgers[arm.name] = ArmLedgers(
                 predict_ledger(self._loaded.geometry, arm.kv_format, tokens),
-                allocated_ledger(self._loaded.model.config, arm, reference, calibration),
+                allocated_ledger(
+                    self._loaded.model.config,
+                    arm,
+                    reference,
+                    calibration,
+                    self._scorer.key_transforms(arm.kv_format),
+                ),
             )
         return ledgers
 

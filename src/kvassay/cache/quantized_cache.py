@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.model_keys import key_transforms as key_transforms_of
 from kvassay.cache.side_store import OnClip, SideStore
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner, geometry_from_config
@@ -51,6 +54,7 @@ class QuantizedLayer(CacheLayerMixin):
         geometry: LayerGeometry,
         calibration: LayerCalibration,
         on_clip: OnClip,
+        key_transform: KeyTransform | None = None,
     ) -> None:
         super().__init__()
         self.geometry = geometry
@@ -59,6 +63,7 @@ class QuantizedLayer(CacheLayerMixin):
         self._index = index
         self._groups = head_groups(kv_format, index, geometry)
         self._calibration = calibration
+        self._key_transform = key_transform
         self._on_clip: OnClip = on_clip
         self.reset()
 
@@ -70,6 +75,7 @@ class QuantizedLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def _store(self, group: HeadGroup, side: str, calibration: Calibration | None) -> SideStore:
+        transform = self._key_transform if side == "keys" else None
         some = "" if len(self._groups) == 1 else f", heads {', '.join(map(str, group.heads))}"
         return SideStore(
             group.keys if side == "keys" else group.values,
@@ -77,6 +83,7 @@ class QuantizedLayer(CacheLayerMixin):
             self.geometry.head_dim if side == "keys" else self.geometry.value_dim,
             self._format.exact_dtype,
             calibration=calibration,
+            key_transform=None if transform is None else transform.for_heads(group.heads),
             on_clip=self._on_clip,
             name=f"{side} of layer {self._index}{some}",
         )
@@ -179,6 +186,8 @@ class QuantizedCache(Cache):
 
     `config` is the model's config; `kv_format` a KVFormat or its name. `calibration` gives static scales by layer for
     formats that need them. `on_clip="raise"` refuses values that saturate, `"count"` keeps and counts them.
+    `key_transforms` gives what a format with keybias=removed or rope=removed takes from the model's weights;
+    `QuantizedCache.for_model(model, kv_format)` finds it.
     """
 
     def __init__(
@@ -188,6 +197,7 @@ class QuantizedCache(Cache):
         *,
         calibration: Mapping[int, LayerCalibration] | None = None,
         on_clip: OnClip = "raise",
+        key_transforms: Mapping[int, KeyTransform] | None = None,
     ) -> None:
         self.kv_format = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
         self.geometry = geometry_from_config(config.to_dict())
@@ -196,9 +206,28 @@ class QuantizedCache(Cache):
         for index, geometry in enumerate(self.geometry.layers):
             scales = layer_calibration(calibration, self.kv_format, index, geometry)
             self._require_calibration(index, scales)
-            layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip))
+            transform = self._key_transform(index, key_transforms)
+            layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform))
         super().__init__(layers=list(layers))
         self._quantized_layers = layers
+
+    @classmethod
+    def for_model(
+        cls,
+        model: PreTrainedModel,
+        kv_format: KVFormat | str,
+        *,
+        calibration: Mapping[int, LayerCalibration] | None = None,
+        on_clip: OnClip = "raise",
+    ) -> QuantizedCache:
+        """A cache for a loaded model, with the key transforms that its format needs.
+
+        Formats that need some run a few tokens to check them, each time; a server keeps what `key_transforms` of
+        `kvassay.cache.model_keys` returns, and passes it on. Raises ModelError where the model has none.
+        """
+        parsed = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
+        transforms = key_transforms_of(model, parsed)
+        return cls(model.config, parsed, calibration=calibration, on_clip=on_clip, key_transforms=transforms)
 
     @property
     def clipped_values(self) -> int:
@@ -221,6 +250,17 @@ class QuantizedCache(Cache):
         return computed.model_copy(
             update={"basis": Basis.ALLOCATED, "keys_nbytes": dict(keys), "values_nbytes": dict(values)}
         )
+
+    def _key_transform(self, index: int, given: Mapping[int, KeyTransform] | None) -> KeyTransform | None:
+        """The transform of one layer; never one for a format that does not ask for it."""
+        if not self.kv_format.transforms_keys:
+            return None
+        if given is None or index not in given:
+            raise FormatError(
+                f"{self.kv_format.name} needs the model's key bias and rotary embedding, and got none for layer "
+                f"{index}; make the cache with QuantizedCache.for_model(model, format), or pass key_transforms="
+            )
+        return given[index]
 
     def _require_calibration(self, index: int, scales: LayerCalibration) -> None:
         for group, sides in zip(head_groups(self.kv_format, index, self.geometry.layers[index]), scales, strict=True):

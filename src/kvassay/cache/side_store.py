@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvassay.cache.key_transform import KeyTransform, decode_keys
 from kvassay.cache.paged_array import PagedArray
 from kvassay.core.geometry import Owner
 from kvassay.core.kv_format import SidePlan
@@ -49,6 +50,7 @@ class SideStore:
         exact_dtype: str,
         *,
         calibration: Calibration | None = None,
+        key_transform: KeyTransform | None = None,
         on_clip: OnClip = "raise",
         name: str = "values",
     ) -> None:
@@ -59,6 +61,8 @@ class SideStore:
         self.encoded_values = 0
         self._quantizer = quantizer(plan.spec)
         self._calibration = calibration
+        # Plain floats are stored as they are: only codes gain from another form of the key.
+        self._key_transform = None if plan.spec.is_exact else key_transform
         self._on_clip = on_clip
         self._name = name
         self._entry_dtype = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
@@ -124,7 +128,7 @@ class SideStore:
         if self._tail is not None:
             waiting = torch.cat((self._tail, waiting), dim=2)
         count = self.plan.committed_tokens(tokens) - self.plan.committed_tokens(self.tokens)
-        encoded = self._quantizer.encode(waiting[:, :, :count], self._calibration) if count else None
+        encoded = self._encode(waiting[:, :, :count]) if count else None
         if encoded is not None and encoded.clipped_values and self._on_clip == "raise":
             scale = "static" if self.plan.spec.is_static else "unit"
             raise RangeError(
@@ -151,9 +155,18 @@ class SideStore:
             self._sinks = torch.cat((self._sinks, change.new_sinks), dim=2)
         self.tokens = change.tokens
 
+    def _encode(self, values: Tensor) -> Encoded:
+        if self._key_transform is not None:
+            first = self.plan.sinks + self.plan.committed_tokens(self.tokens)
+            values = self._key_transform.forward(values, first)
+        return self._quantizer.encode(values, self._calibration)
+
     def _decode(self, dtype: torch.dtype) -> Tensor | None:
         blocks = {name: array.blocks for name, array in self._streams.items() if array.num_blocks}
         if not blocks:
             return None
         streams = {name: array for name, array in blocks.items() if array is not None}
-        return decode_as(self._quantizer, streams, dtype, self._calibration)
+        if self._key_transform is None:
+            return decode_as(self._quantizer, streams, dtype, self._calibration)
+        first = self.plan.sinks + self.first_token
+        return decode_keys(self._quantizer, streams, dtype, self._calibration, self._key_transform, first)

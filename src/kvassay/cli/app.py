@@ -10,6 +10,7 @@ import cyclopts
 import kvassay
 from kvassay.cli.assess import assess
 from kvassay.cli.bytes import bytes_command
+from kvassay.cli.doctor import doctor
 from kvassay.cli.experiment import experiment
 from kvassay.cli.formats import formats
 from kvassay.cli.report import report
@@ -29,6 +30,7 @@ app = cyclopts.App(
 app.command(assess)
 app.command(bytes_command, name="bytes")
 app.command(formats)
+app.command(doctor)
 app.command(verify)
 app.command(report)
 app.command(experiment)

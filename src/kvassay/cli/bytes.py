@@ -48,7 +48,7 @@ def bytes_command(
     for ledger in ledgers:
         _print_ledger(model, ledger)
     print("Assumptions:")
-    for assumption in ledgers[0].assumptions:
+    for assumption in dict.fromkeys(text for ledger in ledgers for text in ledger.assumptions):
         print(f"  {assumption}")
     return 0
 

@@ -2,7 +2,8 @@
 
     FORMAT   = PRESET | SIDE ("," SIDE)          then any of  "," OPTION
     SIDE     = ("k=" | "v=" | "kv=") CODEC       see `core.side_names`
-    OPTION   = sinks=N | recent=N | skip=0+1+29 | exact=f16|bf16|f32 | OVERRIDE
+    OPTION   = sinks=N | recent=N | skip=0+1+29 | exact=f16|bf16|f32
+             | keybias=kept|removed | rope=applied|removed | OVERRIDE
     OVERRIDE = "@" LAYERS ["h" HEADS] [".k" | ".v"] "=" (CODEC | PRESET)
 
 `kivi-4,recent=32` is a preset with one option changed; `int4-g64,@0+29=int8-token-head,@3h1.k=f16` stores layers 0 and
@@ -24,7 +25,8 @@ __all__ = ["PRESETS", "Preset", "format_name", "parse_format"]
 
 _FLOATS: dict[str, FloatDtype] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _FLOAT_NAMES = {long: short for short, long in _FLOATS.items()}
-_OPTION_FIELDS = {"skip": "skip_layers", "exact": "exact_dtype"}
+_OPTION_FIELDS = {"skip": "skip_layers", "exact": "exact_dtype", "keybias": "key_bias", "rope": "key_rope"}
+_KEY_STEPS = {"keybias": ("kept", "removed"), "rope": ("applied", "removed")}
 
 
 def parse_format(text: str) -> KVFormat:
@@ -81,7 +83,12 @@ def _parse_option(key: str, value: str) -> object:
         if value not in _FLOATS:
             raise FormatError(unknown("exact dtype", value, list(_FLOATS)))
         return _FLOATS[value]
-    raise FormatError(unknown("format option", key, ["k", "v", "kv", "sinks", "recent", "skip", "exact", "@LAYERS"]))
+    if key in _KEY_STEPS:
+        if value not in _KEY_STEPS[key]:
+            raise FormatError(unknown(f"value of {key}", value, list(_KEY_STEPS[key])))
+        return value
+    known = ["k", "v", "kv", "sinks", "recent", "skip", "exact", *_KEY_STEPS, "@LAYERS"]
+    raise FormatError(unknown("format option", key, known))
 
 
 def _parse_override(key: str, value: str) -> list[Override]:
@@ -125,7 +132,7 @@ def _same_sides(left: KVFormat, right: KVFormat) -> bool:
 
 
 def _options(kv_format: KVFormat, base: KVFormat) -> str:
-    """The options of `kv_format` that differ from `base`, in the order sinks, recent, skip, exact, overrides."""
+    """The options of `kv_format` that differ from `base`, in the order of the grammar."""
     text = ""
     if kv_format.sinks != base.sinks:
         text += f",sinks={kv_format.sinks}"
@@ -135,4 +142,8 @@ def _options(kv_format: KVFormat, base: KVFormat) -> str:
         text += f",skip={'+'.join(map(str, kv_format.skip_layers)) or 'none'}"
     if kv_format.exact_dtype != base.exact_dtype:
         text += f",exact={_FLOAT_NAMES[kv_format.exact_dtype]}"
+    if kv_format.key_bias != base.key_bias:
+        text += f",keybias={kv_format.key_bias}"
+    if kv_format.key_rope != base.key_rope:
+        text += f",rope={kv_format.key_rope}"
     return text + "".join(_override_text(override) for override in kv_format.overrides)

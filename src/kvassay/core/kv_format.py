@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -57,11 +57,25 @@ class KVFormat(BaseModel):
     skip_layers: tuple[int, ...] = ()
     overrides: tuple[Override, ...] = ()
     exact_dtype: FloatDtype = "float16"
+    key_bias: Literal["kept", "removed"] = "kept"
+    """`removed`: codes hold k − RoPE_p(b), where b is the bias of the key projection and p the position. Since
+    k = RoPE_p(Wx) + RoPE_p(b), the second term follows from weights and position and is added again on decode."""
+    key_rope: Literal["applied", "removed"] = "applied"
+    """`removed`: codes hold keys before the rotary position embedding, which is applied again on decode."""
     layout_version: int = LAYOUT_VERSION
 
     @model_validator(mode="after")
     def _check(self) -> KVFormat:
         _require_rising("skip_layers", self.skip_layers)
+        if (
+            self.transforms_keys
+            and self.keys.is_exact
+            and all(o.keys is None or o.keys.is_exact for o in self.overrides)
+        ):
+            raise FormatError(
+                "keybias=removed and rope=removed change how keys are quantized, and this format stores keys as plain "
+                "floats; leave them out, or quantize keys"
+            )
         return self
 
     @cached_property
@@ -84,6 +98,11 @@ class KVFormat(BaseModel):
     def is_exact(self) -> bool:
         """True where no value is ever quantized: the format is a plain float cache."""
         return all(spec.is_exact for spec in self.specs)
+
+    @property
+    def transforms_keys(self) -> bool:
+        """True where codes of keys are made from other numbers than the keys, which needs the model's weights."""
+        return self.key_bias == "removed" or self.key_rope == "removed"
 
     @property
     def specs(self) -> tuple[QuantSpec, ...]:

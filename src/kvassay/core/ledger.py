@@ -29,6 +29,16 @@ ASSUMPTIONS = (
     "nothing is decoded.",
 )
 
+KEY_TRANSFORM_ASSUMPTION = (
+    "Key bias and rotary embedding that a format removes before encoding cost no stored byte: decoding regenerates "
+    "them from the model's weights and the token's position. Their cosine tables, shared by all layers, are excluded."
+)
+
+
+def ledger_assumptions(kv_format: KVFormat) -> tuple[str, ...]:
+    """What the byte figures of this format leave out or take for granted."""
+    return (*ASSUMPTIONS, KEY_TRANSFORM_ASSUMPTION) if kv_format.transforms_keys else ASSUMPTIONS
+
 
 class Basis(StrEnum):
     """Where a byte figure comes from."""
@@ -121,6 +131,7 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
         transient_basis=Basis.COMPUTED,
         float32_nbytes=4 * elements,
         float16_nbytes=2 * elements,
+        assumptions=ledger_assumptions(kv_format),
     )
 
 

@@ -117,8 +117,12 @@ def decode_as(
     beyond the range of `dtype` becomes its largest value, never infinity.
     """
     computing = torch.float64 if dtype == torch.float64 else torch.float32
-    values = codec.decode(streams, computing, calibration)
-    if dtype == computing:
+    return cast_within(codec.decode(streams, computing, calibration), dtype)
+
+
+def cast_within(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values` in `dtype`; what lies beyond its range becomes its largest value."""
+    if dtype == values.dtype:
         return values
     largest = torch.finfo(dtype).max
     return values.clamp(-largest, largest).to(dtype)

@@ -115,6 +115,11 @@ class PackedFormat:
     """A KV format that packs tensors. Stateless; `kv_format` is its identity."""
 
     def __init__(self, kv_format: KVFormat) -> None:
+        if kv_format.transforms_keys:
+            raise FormatError(
+                f"{kv_format.name} removes key bias or rotary embedding, which needs the model; store its keys with "
+                "QuantizedCache.for_model(model, format), or leave keybias=removed and rope=removed out"
+            )
         self.kv_format = kv_format
 
     def encode(

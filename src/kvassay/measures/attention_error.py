@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.quantized_cache import LayerCalibration, SideCalibration
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, SidePlan, head_groups
@@ -57,6 +58,8 @@ class MeasuredFormat(NamedTuple):
 
     kv_format: KVFormat
     calibration: LayerCalibration | None = None
+    key_transform: KeyTransform | None = None
+    """Of the observed layer; for formats that remove bias or rotary embedding."""
 
 
 class _Part(NamedTuple):
@@ -96,7 +99,7 @@ def attention_errors(
                 views = _exact_views(observed, group, geometry)
                 exact_of[group.heads] = (views, attention_parts(own_queries, views.keys, views.values, first, rule))
             exact, expected = exact_of[group.heads]
-            stored = _stored_views(observed, measured.kv_format, group, sides)
+            stored = _stored_views(observed, measured, group, sides)
             for substituted, views in (
                 ("keys", _Views(stored.keys, exact.values)),
                 ("values", _Views(exact.keys, stored.values)),
@@ -119,14 +122,14 @@ def _exact_views(observed: LayerAttention, group: HeadGroup, geometry: CacheGeom
 
 
 def _stored_views(
-    observed: LayerAttention, kv_format: KVFormat, group: HeadGroup, calibration: SideCalibration
+    observed: LayerAttention, measured: MeasuredFormat, group: HeadGroup, calibration: SideCalibration
 ) -> _Views:
-    exact, heads, layer = kv_format.exact_dtype, list(group.heads), observed.layer
+    exact, heads, layer = measured.kv_format.exact_dtype, list(group.heads), observed.layer
+    keys, values = observed.keys[:, heads].double(), observed.values[:, heads].double()
+    transform = None if measured.key_transform is None else measured.key_transform.for_heads(group.heads)
     return _Views(
-        decode_view(observed.keys[:, heads].double(), group.keys, exact, calibration[0], f"keys of layer {layer}"),
-        decode_view(
-            observed.values[:, heads].double(), group.values, exact, calibration[1], f"values of layer {layer}"
-        ),
+        decode_view(keys, group.keys, exact, calibration[0], f"keys of layer {layer}", transform),
+        decode_view(values, group.values, exact, calibration[1], f"values of layer {layer}"),
     )
 
 

@@ -20,6 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.model_keys import key_transforms
 from kvassay.cache.quantized_cache import LayerCalibration, SideCalibration, check_serves, layer_calibration
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry
@@ -80,6 +82,7 @@ class _Run:
         kv_format: KVFormat,
         geometry: CacheGeometry,
         calibration: Mapping[int, LayerCalibration],
+        transforms: Mapping[int, KeyTransform],
         queries: int,
         observer: Observer | None,
     ) -> None:
@@ -87,6 +90,7 @@ class _Run:
         self.kv_format = kv_format
         self.geometry = geometry
         self.calibration = calibration
+        self.transforms = transforms
         self.layers_served: set[int] = set()
         self.stored_reads = torch.zeros(queries, dtype=torch.int32)
         self.encoded_values = 0
@@ -122,7 +126,8 @@ class _Run:
         rule: AttentionRule,
     ) -> Tensor:
         exact = self.kv_format.exact_dtype
-        keys = decode_view(key, group.keys, exact, sides[0], f"keys of layer {layer}")
+        transform = _heads_transform(self.transforms, layer, group)
+        keys = decode_view(key, group.keys, exact, sides[0], f"keys of layer {layer}", transform)
         values = decode_view(value, group.values, exact, sides[1], f"values of layer {layer}")
         first = key.shape[2] - query.shape[2]
         for view, plan in ((keys, group.keys), (values, group.values)):
@@ -181,6 +186,7 @@ class DecodeScorer:
         self._model = model
         self._decoder = model.get_decoder()
         self.output_head = OutputHead(model)
+        self._transforms: dict[tuple[str, str], dict[int, KeyTransform]] = {}
         self._check_attention()
 
     @torch.inference_mode()
@@ -207,7 +213,8 @@ class DecodeScorer:
         """
         check_serves(kv_format, self.geometry)
         prefix = prompt_tokens if self.prefill_reads == "exact" else 0
-        run = _Run(kv_format, self.geometry, calibration or {}, len(token_ids) - prefix, observer)
+        transforms = self.key_transforms(kv_format)
+        run = _Run(kv_format, self.geometry, calibration or {}, transforms, len(token_ids) - prefix, observer)
         cache = PrefixCache(reference.keys, reference.values, prefix)
         with self._implementation(_IMPLEMENTATION), _running(run):
             hidden = self._decoder(token_ids[None, prefix:], cache=cache, use_cache=True).last_hidden_state[0]
@@ -216,14 +223,32 @@ class DecodeScorer:
         counts = EncodeCounts(run.encoded_values, run.clipped_values)
         return CandidatePass(hidden[skipped:], run.stored_reads[skipped:], counts)
 
+    def key_transforms(self, kv_format: KVFormat) -> dict[int, KeyTransform]:
+        """Key transforms by layer, checked on the model once; empty for formats that need none.
+
+        Raises ModelError if the model has not what the format removes.
+        """
+        steps = (kv_format.key_bias, kv_format.key_rope)
+        if steps not in self._transforms:
+            self._transforms[steps] = key_transforms(self._model, kv_format)
+        return self._transforms[steps]
+
     def calibrate(self, kv_format: KVFormat, references: list[ReferencePass]) -> dict[int, LayerCalibration]:
         """Static arrays by layer from recorded keys and values; empty for formats that need none."""
         found: dict[int, LayerCalibration] = {}
+        transforms = self.key_transforms(kv_format)
         for index, layer in enumerate(self.geometry.layers):
             groups = head_groups(kv_format, index, layer)
             sides = tuple(
                 (
-                    _calibrated(group.keys, group, [reference.keys[index] for reference in references], "keys", index),
+                    _calibrated(
+                        group.keys,
+                        group,
+                        [reference.keys[index] for reference in references],
+                        "keys",
+                        index,
+                        _heads_transform(transforms, index, group),
+                    ),
                     _calibrated(
                         group.values, group, [reference.values[index] for reference in references], "values", index
                     ),
@@ -275,10 +300,24 @@ class DecodeScorer:
             )
 
 
-def _calibrated(plan: SidePlan, group: HeadGroup, samples: list[Tensor], side: str, layer: int) -> Calibration | None:
+def _heads_transform(transforms: Mapping[int, KeyTransform], layer: int, group: HeadGroup) -> KeyTransform | None:
+    return transforms[layer].for_heads(group.heads) if layer in transforms else None
+
+
+def _calibrated(
+    plan: SidePlan,
+    group: HeadGroup,
+    samples: list[Tensor],
+    side: str,
+    layer: int,
+    transform: KeyTransform | None = None,
+) -> Calibration | None:
     if not plan.spec.needs_calibration:
         return None
-    sample = torch.cat(samples, dim=2)[:, list(group.heads)]
+    samples = [sample[:, list(group.heads)] for sample in samples]
+    if transform is not None:  # each sample is a document of its own, from position 0
+        samples = [transform.forward(sample, 0) for sample in samples]
+    sample = torch.cat(samples, dim=2)
     require_finite(sample, f"{side} of layer {layer}: entries")
     return quantizer(plan.spec).calibrate(sample)
 

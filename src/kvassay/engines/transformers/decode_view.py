@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from kvassay.cache.key_transform import KeyTransform, decode_keys
 from kvassay.core.kv_format import SidePlan
 from kvassay.errors import KvassayError
 from kvassay.formats import Calibration, quantizer
@@ -63,8 +64,11 @@ def decode_view(
     exact_dtype: str,
     calibration: Calibration | None,
     name: str,
+    key_transform: KeyTransform | None = None,
 ) -> DecodeView:
     """Encode and decode once what a cache of this plan would have committed by the end of `values`.
+
+    The first token of `values` stands at position 0.
 
     Since committed codes never change, the codes after the last token hold the codes that every earlier query saw.
     """
@@ -80,9 +84,14 @@ def decode_view(
         if end > begin and not plan.spec.is_exact:
             codec = quantizer(plan.spec)
             entering = exact[:, :, begin:end]
-            encoded = codec.encode(entering, calibration)
             stored = stored.clone()
-            stored[:, :, begin:end] = decode_as(codec, encoded.streams, values.dtype, calibration)
+            if key_transform is None:
+                encoded = codec.encode(entering, calibration)
+                decoded = decode_as(codec, encoded.streams, values.dtype, calibration)
+            else:
+                encoded = codec.encode(key_transform.forward(entering, begin), calibration)
+                decoded = decode_keys(codec, encoded.streams, values.dtype, calibration, key_transform, begin)
+            stored[:, :, begin:end] = decoded
             counts = EncodeCounts(entering.numel(), encoded.clipped_values)
     except KvassayError as error:
         raise type(error)(f"{name}: {error}") from error

@@ -73,7 +73,7 @@ def load_model(source: ModelSource | str, *, announce: Callable[[str], None] | N
     if isinstance(source, str):
         source = resolve_model(source)
     say = announce or _say_nothing
-    folder = _materialize(source, say)
+    folder = model_folder(source, say)
     config, geometry = checked_config(folder, source.name)
     loaded_files = _weight_files(folder, source.name)
     tokenizer = _load_tokenizer(folder, source.name)
@@ -108,7 +108,7 @@ def tokenizer_sha256(tokenizer: Any) -> str:
     return sha256_bytes(json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode())
 
 
-def _materialize(source: ModelSource, say: Callable[[str], None]) -> Path:
+def model_folder(source: ModelSource, say: Callable[[str], None]) -> Path:
     """The transformers folder behind a source, with unsupported models refused before their weights are fetched."""
     if source.kind is SourceKind.HUB:
         assert source.hub is not None
