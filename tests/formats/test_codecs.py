@@ -242,6 +242,22 @@ def test_fp8_values_that_round_to_the_largest_one_are_not_clipped() -> None:
     assert float(quantizer(side_spec("fp8-e4m3")).decode(encoded.streams).max()) == 448.0
 
 
+@pytest.mark.parametrize(
+    "side", ["int8:group32", "int4:group32", "int4:group32/sym", "fp8-e4m3:token-head/scale=f16", "fp4-e2m1:group32"]
+)
+def test_b28_tiny_groups_with_subnormal_scales_are_not_clipped(side) -> None:
+    """Rounding a subnormal scale down must not leave the group's largest values outside."""
+    magnitudes = torch.logspace(-7, -3, 400)
+    x = magnitudes[None, None, :, None] * torch.linspace(-1, 1, 64)
+    codec = quantizer(side_spec(side))
+    encoded = codec.encode(x)
+    assert encoded.clipped_values == 0
+    error = (codec.decode(encoded.streams) - x).abs().amax(-1)
+    largest_code = {"int8": 127, "int4": 15, "fp8-": 448, "fp4-": 6}[side[:4]]
+    # A group whose scale underflows is stored as zeros.
+    assert bool((error <= torch.maximum(0.2 * magnitudes, torch.tensor(largest_code * 2**-25))).all())
+
+
 def test_r2_static_scale_counts_clipped_values_and_rounding_stays_apart() -> None:
     """R2, R3: a static scale clips what lies beyond it; what lies inside has rounding error only."""
     codec = quantizer(side_spec("int8:tensor"))

@@ -33,6 +33,7 @@ class Preset(NamedTuple):
 
 
 _LLAMA_CPP = "llama.cpp"
+_APPROXIMATE = "same formula and packing; the kernel's approximate reciprocals move rare codes (`cvt_warp_fp16_to_fp4`)"
 
 PRESETS: tuple[Preset, ...] = (
     Preset("f32", "kv=f32,exact=f32", "plain float32 cache: the numerical reference on a CPU"),
@@ -63,9 +64,11 @@ PRESETS: tuple[Preset, ...] = (
         "kv=fp8-e4m3:tensor",
         "float8 e4m3fn, one static scale a side: calibrated, or from a checkpoint (llm-compressor strategy tensor)",
         (
-            EngineName("vLLM", "fp8_e4m3", Conformance.READ, "with checkpoint scales"),
-            EngineName("SGLang", "fp8_e4m3", Conformance.READ, "with checkpoint scales"),
-            EngineName("TensorRT-LLM", "FP8", Conformance.READ, "one scale for keys and values unless exported apart"),
+            EngineName("vLLM", "fp8_e4m3", Conformance.READ, "with checkpoint scales (`scaled_vec_conversion`)"),
+            EngineName(
+                "SGLang", "fp8_e4m3", Conformance.NOT_EQUAL, "divides by the scale in the model's dtype before the cast"
+            ),
+            EngineName("TensorRT-LLM", "FP8", Conformance.NOT_EQUAL, "multiplies by the scale's reciprocal"),
         ),
     ),
     Preset(
@@ -80,7 +83,9 @@ PRESETS: tuple[Preset, ...] = (
         "float8 e5m2 cast with scale 1",
         (
             EngineName("vLLM", "fp8_e5m2", Conformance.READ),
-            EngineName("SGLang", "fp8_e5m2", Conformance.READ),
+            EngineName(
+                "SGLang", "fp8_e5m2", Conformance.NOT_EQUAL, "beyond 57344 its cast gives infinity, this saturates"
+            ),
         ),
     ),
     Preset("fp8-e4m3fnuz", "kv=fp8-e4m3fnuz", "float8 e4m3fnuz cast with scale 1, largest 240"),
@@ -94,17 +99,15 @@ PRESETS: tuple[Preset, ...] = (
         "nvfp4",
         "kv=nvfp4",
         "4-bit floats in blocks of 16, e4m3 scale, no global scale",
-        (EngineName("vLLM", "nvfp4", Conformance.READ, "without checkpoint scales"),),
+        (EngineName("vLLM", "nvfp4", Conformance.NOT_EQUAL, f"without checkpoint scales; {_APPROXIMATE}"),),
     ),
     Preset(
         "nvfp4-static",
         "kv=nvfp4/global=static",
         "4-bit floats in blocks of 16, e4m3 scale, one calibrated float32 a side",
         (
-            EngineName(
-                "TensorRT-LLM", "NVFP4", Conformance.READ, "ModelOpt's scales; block scales below 2^-10 are zero there"
-            ),
-            EngineName("vLLM", "nvfp4", Conformance.READ, "with checkpoint scales"),
+            EngineName("TensorRT-LLM", "NVFP4", Conformance.NOT_EQUAL, f"ModelOpt's scales; {_APPROXIMATE}"),
+            EngineName("vLLM", "nvfp4", Conformance.NOT_EQUAL, f"with checkpoint scales; {_APPROXIMATE}"),
         ),
     ),
     Preset(

@@ -88,6 +88,18 @@ def stored(parameter: Tensor, scale_dtype: str, what: str) -> Tensor:
     return rounded
 
 
+def usable_scale(scale: Tensor, magnitude: Tensor, reach: float) -> Tensor:
+    """A stored scale that serves its group: one where it underflowed, the next larger where it falls short.
+
+    `reach` is what the codes reach, in scales, before they saturate. Only a subnormal scale falls short of
+    `magnitude`: rounding it down can cost a third of it, and the group's largest values would then count as clipped.
+    """
+    bits = {4: torch.int32, 2: torch.int16}[scale.element_size()]
+    short = magnitude > reach * scale.to(magnitude.dtype)
+    raised = torch.where(short, (scale.view(bits) + 1).view(scale.dtype), scale)
+    return torch.where(scale == 0, torch.ones_like(scale), raised)
+
+
 def static_parameters(spec: QuantSpec, calibration: Calibration | None) -> Mapping[str, Tensor]:
     """The static arrays a codec was given; raises CalibrationError where there are none."""
     if calibration is None:

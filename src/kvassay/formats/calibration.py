@@ -28,7 +28,7 @@ from kvassay.core.spec import QuantSpec
 from kvassay.errors import CalibrationError
 
 SHRINK_FACTORS = tuple(step / 50 for step in range(50, 9, -1))
-"""1.00, 0.98, ... 0.20 of the min-max range: 0.38 is best for Gaussian data at 2 bit, 0.9 at 8 bit."""
+"""1.00, 0.98, ... 0.20 of the min-max range. Best for half a million Gaussian values: 0.34 at 2 bit, 0.86 at 8 bit."""
 
 
 class UnitScaleWarning(UserWarning):

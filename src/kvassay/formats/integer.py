@@ -6,7 +6,8 @@ Asymmetric: minimum = min x; scale = (max x − minimum) / (2^b − 1); q = roun
 x̂ = q · scale + minimum. Storing scale and minimum (and not a zero point) keeps constant and tiny groups finite.
 
 Scale and minimum are rounded to their stored dtype *before* the codes are computed, so that rounding errs against the
-numbers the decoder will use. A zero group, and one whose scale underflows in the stored dtype, uses scale one.
+numbers the decoder will use. A zero group, and one whose scale underflows in the stored dtype, uses scale one; where a
+subnormal scale was rounded too small for its group's largest value, it is the next larger one.
 Error bound: |x − x̂| <= scale/2 + levels · ulp(scale)/2 (+ ulp(minimum)/2), the last terms from the metadata's rounding.
 
 Sources: 8-bit symmetric as in the attention-error experiment (R67 to R71); asymmetric per channel and per token as in
@@ -33,6 +34,7 @@ from kvassay.formats.base import (
     require_finite,
     static_parameters,
     stored,
+    usable_scale,
 )
 from kvassay.formats.calibration import (
     MIN_MAX,
@@ -141,7 +143,7 @@ class IntegerQuantizer(Quantizer):
 
     def _scale(self, value_range: Tensor) -> Tensor:
         scale = stored(value_range / self._largest_code, self._scale_dtype, "scale")
-        return torch.where(scale == 0, torch.ones_like(scale), scale)
+        return usable_scale(scale, value_range, self._largest_code + 0.499)
 
     def _round(self, grouped: Tensor, grid: _Grid) -> tuple[Tensor, int]:
         centred = grouped if grid.minimum is None else grouped - grid.minimum.to(grouped.dtype)

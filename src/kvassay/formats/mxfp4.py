@@ -21,8 +21,25 @@ from torch import Tensor
 
 from kvassay.core.spec import QuantSpec
 from kvassay.errors import FormatError
-from kvassay.formats.base import Calibration, Encoded, Quantizer, Streams, computing_dtype, require_finite, stored
-from kvassay.formats.e2m1 import LARGEST, count_saturated, decode_blocks, e4m3_scale, nearest_codes, pack_blocks
+from kvassay.formats.base import (
+    Calibration,
+    Encoded,
+    Quantizer,
+    Streams,
+    computing_dtype,
+    require_finite,
+    stored,
+    usable_scale,
+)
+from kvassay.formats.e2m1 import (
+    LARGEST,
+    SATURATES_FROM,
+    count_saturated,
+    decode_blocks,
+    e4m3_scale,
+    nearest_codes,
+    pack_blocks,
+)
 from kvassay.formats.e8m0 import shared_exponent_scale
 from kvassay.formats.grouping import group_values, store_parameters
 
@@ -62,4 +79,4 @@ class MicroscaledQuantizer(Quantizer):
                 return e4m3_scale(magnitude / LARGEST)
             case _:
                 scale = stored(magnitude / LARGEST, self._scale_dtype, "scale")
-                return torch.where(scale == 0, torch.ones_like(scale), scale)
+                return usable_scale(scale, magnitude, SATURATES_FROM)

@@ -13,7 +13,8 @@ arXiv:2512.02010; its `quantize/reference.py` has the constant 256).
 
 Sources: NVIDIA ModelOpt `NVFP4QTensor` (scales, zero blocks). Deviation: ModelOpt lets a block scale below 2^−10 be 0,
 here it is 2^−9. Error bound: |x − x̂| ≤ scale · S, plus what rounding the scale cuts off (max|x| / 16 for a normal
-scale). Conformance: elements and scales against `ml_dtypes`, packing against `compressed-tensors`.
+scale). Conformance: elements and scales against `ml_dtypes`, codes and packing against `compressed-tensors`; engines'
+kernels compute the same with approximate reciprocals, which moves rare codes.
 """
 
 from __future__ import annotations
