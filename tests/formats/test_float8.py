@@ -137,6 +137,16 @@ def test_mxfp8_scales_are_powers_of_two_and_elements_equal_ml_dtypes(word, dtype
     assert torch.equal(streams["codes"].flatten(2, 3).view(torch.uint8), expected)
 
 
+def test_mxfp8_saturation_by_rule_is_no_clipping() -> None:
+    """R3: 500 has exponent 8, so a scale of one, and comes down to 448."""
+    x = torch.zeros(1, 1, 1, 32)
+    x[..., 0] = 500.0
+    codec = codec_of("fp8-e4m3:group32/scale=e8m0")
+    encoded = codec.encode(x)
+    assert encoded.clipped_values == 0
+    assert float(codec.decode(encoded.streams)[..., 0]) == 448.0
+
+
 def test_a_static_power_of_two_scale_is_refused() -> None:
     with pytest.raises(FormatError, match="drop scale=e8m0, or use group32"):
         codec_of("fp8-e4m3:tensor/scale=e8m0")
