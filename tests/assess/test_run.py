@@ -216,3 +216,14 @@ def test_a_interrupted_run_leaves_nothing(tiny_folder, contract_toml, tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         run_assessment(str(tiny_folder), parse_contract(contract_toml), contract_toml, tmp_path / "out")
     assert nothing_written(tmp_path)
+
+
+@pytest.mark.parametrize("change", [('"kivi-4,recent=8"', '"kivi-4"'), ('canary = "int2-g32"', 'canary = "kivi-2"')])
+def test_b02_a_text_that_never_leaves_the_window_is_refused_before_the_model_is_read(
+    change, tiny_folder, contract_toml, tmp_path
+) -> None:
+    """Its verdict would be INVALID EVIDENCE: every query reads exact values."""
+    toml = contract_toml.replace(*change)
+    with pytest.raises(ContractError, match=r"keeps 128 tokens and more at full precision.* 0% would read any code"):
+        run_assessment(str(tiny_folder), parse_contract(toml), toml, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

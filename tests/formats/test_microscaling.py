@@ -12,6 +12,7 @@ import torch
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import Owner
 from kvassay.core.layout import static_nbytes, stored_bits_per_value
+from kvassay.core.methods import methods
 from kvassay.errors import CalibrationError, FormatError, RangeError
 from kvassay.formats import Calibration, quantizer
 from kvassay.formats.e2m1 import GRID, code_values, nearest_codes
@@ -144,6 +145,13 @@ def test_r22_block_scales_are_priced(text, bits) -> None:
 def test_names_of_one_format_are_one_format() -> None:
     assert parse_format("kv=fp4-e2m1:group32/scale=e8m0").name == "mxfp4"
     assert parse_format("kv=fp8-e4m3:group32/scale=e8m0").name == "mxfp8-e4m3"
+    assert parse_format("kv=fp4-e2m1:group32/scale=f16").name == "kv=fp4-e2m1:group32"
+
+
+@pytest.mark.parametrize("text", [example for method in methods().values() for example in method.examples])
+def test_every_example_has_a_name_that_reads_back(text) -> None:
+    kv_format = parse_format(f"kv={text}")
+    assert parse_format(kv_format.name) == kv_format
 
 
 def test_the_static_global_scale_is_declared_counted_and_needed() -> None:

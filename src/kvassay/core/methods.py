@@ -120,6 +120,8 @@ class Method(NamedTuple):
     """Static arrays of the method's own, beside the scale of a static granularity and the mean; None for none."""
     options: tuple[Option, ...] = ()
     may_rotate: bool = True
+    error_bound: str = ""
+    """A sentence on |x − x̂| that `formats show` prints; empty where none is given."""
 
 
 @cache

@@ -3,7 +3,8 @@
 By plain cast (scale 1), with an absmax scale, or with a shared exponent. scale = max|x| / largest; code =
 float8(x / scale), round to nearest even; x̂ = code · scale. Largest values: 448, 57344, 240, 57344. Without a
 granularity the scale is one, as engines do when a checkpoint carries no scales; values beyond the largest then saturate
-and are counted. A zero group, and one whose scale underflows, uses scale one; a subnormal scale never falls short.
+and are counted. A zero group, and one whose scale underflows, uses scale one. 16-bit
+scales are rounded up.
 
 With scale=e8m0 the scale is the power of two 2^(⌊log2 max|x|⌋ − emax), which at group32 is MXFP8 (OCP MX v1.0, section
 6.3); values between the largest and 2^(emax + 1) scales saturate by that rule, and are not counted.
@@ -33,8 +34,7 @@ from kvassay.formats.base import (
     computing_dtype,
     require_finite,
     static_parameters,
-    stored,
-    usable_scale,
+    stored_outward,
 )
 from kvassay.formats.calibration import (
     MIN_MAX,
@@ -151,9 +151,8 @@ class Float8Quantizer(Quantizer):
         assert self.spec.scale_dtype is not None, "the grammar gives every granularity a scale dtype"
         if self._shares_exponent:
             return shared_exponent_scale(magnitude, self._element.largest)
-        scale = stored(magnitude / self._element.largest, self.spec.scale_dtype, "scale")
-        # Just under halfway, where the largest code still catches the value whatever its parity.
-        return usable_scale(scale, magnitude, self._element.halfway * (1 - 2**-20))
+        scale = stored_outward(magnitude / self._element.largest, self.spec.scale_dtype, "scale", up=True)
+        return torch.where(scale == 0, torch.ones_like(scale), scale)
 
     def _cast(self, values: Tensor) -> tuple[Tensor, int]:
         """Codes, and how many values saturated: one that rounds to the largest is no loss."""

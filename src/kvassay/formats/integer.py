@@ -6,9 +6,8 @@ Asymmetric: minimum = min x; scale = (max x − minimum) / (2^b − 1); q = roun
 x̂ = q · scale + minimum. Storing scale and minimum (and not a zero point) keeps constant and tiny groups finite.
 
 Scale and minimum are rounded to their stored dtype *before* the codes are computed, so that rounding errs against the
-numbers the decoder will use. A zero group, and one whose scale underflows in the stored dtype, uses scale one; where a
-subnormal scale was rounded too small for its group's largest value, it is the next larger one.
-Error bound: |x − x̂| <= scale/2 + levels · ulp(scale)/2 (+ ulp(minimum)/2), the last terms from the metadata's rounding.
+numbers the decoder will use; in 16 bits the scale is rounded up and the minimum down, so that no value of the group
+saturates. A zero group uses scale one. Error bound of a dynamic scale: |x − x̂| <= scale/2, the stored scale.
 
 Sources: 8-bit symmetric as in the attention-error experiment (R67 to R71); asymmetric per channel and per token as in
 KIVI (Liu et al. 2024, arXiv:2402.02750, section 3). Deviation from KIVI's code: the range is measured from the *stored*
@@ -33,8 +32,7 @@ from kvassay.formats.base import (
     count_changed,
     require_finite,
     static_parameters,
-    stored,
-    usable_scale,
+    stored_outward,
 )
 from kvassay.formats.calibration import (
     MIN_MAX,
@@ -137,13 +135,13 @@ class IntegerQuantizer(Quantizer):
     def _grid(self, fitted: Range) -> _Grid:
         if self.spec.symmetric:
             return _Grid(self._scale(fitted.high), None)
-        minimum = stored(fitted.low, self._scale_dtype, "minimum")
+        minimum = stored_outward(fitted.low, self._scale_dtype, "minimum", up=False)
         value_range = fitted.high - minimum.to(fitted.high.dtype)
         return _Grid(self._scale(value_range.clamp_min(0)), minimum)
 
     def _scale(self, value_range: Tensor) -> Tensor:
-        scale = stored(value_range / self._largest_code, self._scale_dtype, "scale")
-        return usable_scale(scale, value_range, self._largest_code + 0.499)
+        scale = stored_outward(value_range / self._largest_code, self._scale_dtype, "scale", up=True)
+        return torch.where(scale == 0, torch.ones_like(scale), scale)
 
     def _round(self, grouped: Tensor, grid: _Grid) -> tuple[Tensor, int]:
         centred = grouped if grid.minimum is None else grouped - grid.minimum.to(grouped.dtype)

@@ -2,7 +2,7 @@
 
 scale by its stored type, with m = max|x| of the group:
 - e8m0 (MXFP4 at group 32): 2^(⌊log2 m⌋ − 2), or with exponent=ceil the smallest power of two with m ≤ 6 · scale;
-- e4m3, f16, f32: m / 6, rounded to nearest. e4m3 lies between 2^−9 and 448.
+- f16, f32: m / 6, f16 rounded up; e4m3: to nearest, between 2^−9 and 448.
 code = E2M1(x / scale), x̂ = code · scale. scales `[batch, heads, tokens, dim / group]`. A zero group has scale one.
 
 With exponent=floor, magnitudes of the group between 6 and 8 scales come down to 6: that is the specification's own
@@ -28,12 +28,10 @@ from kvassay.formats.base import (
     Streams,
     computing_dtype,
     require_finite,
-    stored,
-    usable_scale,
+    stored_outward,
 )
 from kvassay.formats.e2m1 import (
     LARGEST,
-    SATURATES_FROM,
     count_saturated,
     decode_blocks,
     e4m3_scale,
@@ -78,5 +76,5 @@ class MicroscaledQuantizer(Quantizer):
             case "float8_e4m3fn":
                 return e4m3_scale(magnitude / LARGEST)
             case _:
-                scale = stored(magnitude / LARGEST, self._scale_dtype, "scale")
-                return usable_scale(scale, magnitude, SATURATES_FROM)
+                scale = stored_outward(magnitude / LARGEST, self._scale_dtype, "scale", up=True)
+                return torch.where(scale == 0, torch.ones_like(scale), scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvassay.core.method_table import floats, ggml, integers, microscaling
+from kvassay.core.method_table import codebooks, floats, ggml, integers, microscaling
 from kvassay.core.methods import Method
 
-TABLE: tuple[Method, ...] = (*floats.ROWS, *integers.ROWS, *ggml.ROWS, *microscaling.ROWS)
+TABLE: tuple[Method, ...] = (*floats.ROWS, *integers.ROWS, *ggml.ROWS, *codebooks.ROWS, *microscaling.ROWS)

@@ -18,6 +18,7 @@ FLOAT = Method(
     ),
     examples=("f32", "f16", "bf16"),
     may_rotate=False,
+    error_bound="|x − x̂| <= |x| · 2^-11 in f16 (at least 2^-25), |x| · 2^-8 in bf16, |x| · 2^-24 in f32",
 )
 
 _SCALES: tuple[ScaleDtype, ...] = ("float32", "float16", "bfloat16", "float8_e8m0fnu")
@@ -52,6 +53,8 @@ FLOAT8 = Method(
         "fp8-e5m2fnuz",
         "fp8-e5m2fnuz:token-head",
     ),
+    error_bound="|x − x̂| <= |x| / 16 (e4m3) or |x| / 8 (e5m2), or half the smallest element times the scale where that "
+    "is more, for values that do not saturate",
 )
 
 ROWS = (FLOAT, FLOAT8)

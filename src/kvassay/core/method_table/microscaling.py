@@ -43,6 +43,7 @@ NVFP4 = Method(
         "nvfp4/mean/global=static",
         "nvfp4/had/seed=2",
     ),
+    error_bound="|x − x̂| <= scale · S + max|x| / 16, with the stored block scale and the global scale S",
     static_layout=_global_scale,
     options=(
         Option(
@@ -90,6 +91,7 @@ E2M1 = Method(
         "fp4-e2m1:group64",
         "fp4-e2m1:group32/scale=f32",
     ),
+    error_bound="|x − x̂| <= scale, the stored one; 2 · scale where an e8m0 scale with exponent=floor saturates",
     options=(
         Option(
             "exponent",
