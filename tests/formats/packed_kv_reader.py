@@ -11,6 +11,7 @@ import numpy as np
 PLAIN = {"F32": "<f4", "F16": "<f2", "U8": "u1", "I8": "i1", "U16": "<u2"}
 FLOAT8 = {"F8_E4M3": (3, 7), "F8_E5M2": (2, 15), "F8_E4M3FNUZ": (3, 8), "F8_E5M2FNUZ": (2, 16)}
 """Mantissa bits and bias."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 M64 = 2**64
 
 
@@ -78,9 +79,12 @@ def coded_values(about: dict, own: dict, dim: int) -> np.ndarray:
             codes = codes - 2 ** (spec["num_bits"] - 1)
     elif spec["method"] == "q4_0":
         codes = ggml_halves(codes, dim) - 8
+    elif spec["method"] in ("nvfp4", "e2m1"):
+        codes = np.array([*E2M1, *(-each for each in E2M1)], np.float32)[bits(codes, 4, dim)]
     values = codes.astype(np.float32)
     if spec["granularity"] != "none":
-        values = values * spread(own, "scale", spec, about, values.shape)
+        scale = spread(own, "scale", spec, about, values.shape)
+        values = values * (scale * own["static.global_scale"] if "static.global_scale" in own else scale)
         if not spec["symmetric"]:
             values = values + spread(own, "minimum", spec, about, values.shape)
     if spec["rotation"] is not None:

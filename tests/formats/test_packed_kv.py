@@ -40,7 +40,7 @@ from tests.golden.packed_kv_input import fixed_input
 
 ROOT = Path(__file__).parents[2]
 SIDES = examples()
-DOCUMENTED = ("int", "float", "float8", "q8_0", "q4_0")
+DOCUMENTED = ("int", "float", "float8", "q8_0", "q4_0", "nvfp4", "e2m1")
 """Methods that docs/spec/packed-kv.md specifies to the bit."""
 WORDED = {word.text: method.name for method in methods().values() for word in method.words}
 DOCUMENTED_SIDES = [side for side in SIDES if WORDED[re.split("[:/]", side)[0]] in DOCUMENTED]
