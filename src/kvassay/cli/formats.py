@@ -1,4 +1,4 @@
-"""`kvassay formats`: the formats that have a name, what they store, and where they come from."""
+"""`kvassay formats`: named formats and the methods they are made of, what they store, and where they come from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from kvassay.cli.format_details import engine_rows, show, side_details
 from kvassay.cli.output import print_json, print_table
 from kvassay.core.format_names import PRESETS, Preset, parse_format
 from kvassay.core.methods import method_of
+from kvassay.core.methods import methods as method_table
 from kvassay.core.presets import Conformance
+from kvassay.core.side_names import parse_side
 
 GRAMMAR = (
     "Any preset takes options: kivi-4,recent=32,sinks=4. Or write both sides: "
@@ -30,6 +32,7 @@ formats.command(show)
 def list_formats(
     *,
     head_dim: Annotated[int, Parameter(validator=Number(gte=1, lte=4096))] = 128,
+    methods: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Every named format with its stored bits a value: codes and metadata, before windows and sinks.
@@ -38,9 +41,13 @@ def list_formats(
     ----------
     head_dim
         Head size for which stored bits are shown.
+    methods
+        List the methods instead, those of other installed packages included, each with examples of its codec texts.
     json
         Print one JSON document.
     """
+    if methods:
+        return _print_methods(head_dim, json)
     rows = [_row(preset, head_dim) for preset in PRESETS]
     if json:
         print_json(rows)
@@ -91,6 +98,32 @@ def _row(preset: Preset, head_dim: int) -> dict[str, Any]:
         "keys": keys,
         "values": values,
     }
+
+
+def _print_methods(head_dim: int, json: bool) -> int:
+    rows = [
+        {
+            "codec": text,
+            "method": method.name,
+            "family": method.family.value,
+            "stored_bits": side_details(parse_side(text), head_dim)["stored_bits"],
+            "head_dim": head_dim,
+            "summary": method.summary,
+            "source": method.source,
+        }
+        for method in method_table().values()
+        for text in method.examples
+    ]
+    if json:
+        print_json(rows)
+        return 0
+    print_table(
+        ["codec", "bits", "family", "what it is"],
+        [[r["codec"], _bits(r["stored_bits"]), r["family"], r["summary"]] for r in rows],
+        right=(1,),
+    )
+    print(GRAMMAR)
+    return 0
 
 
 def _bits(bits: float | None) -> str:

@@ -169,10 +169,38 @@ PRESETS: tuple[Preset, ...] = (
         (EngineName(_LLAMA_CPP, "q8_0", Conformance.PROVEN),),
     ),
     Preset(
+        "q5_1",
+        "kv=q5_1",
+        "ggml block: 32 5-bit codes, float16 scale and minimum",
+        (EngineName(_LLAMA_CPP, "q5_1", Conformance.PROVEN),),
+    ),
+    Preset(
+        "q5_0",
+        "kv=q5_0",
+        "ggml block: 32 5-bit codes, float16 scale",
+        (EngineName(_LLAMA_CPP, "q5_0", Conformance.PROVEN),),
+    ),
+    Preset(
+        "q4_1",
+        "kv=q4_1",
+        "ggml block: 32 4-bit codes, float16 scale and minimum",
+        (EngineName(_LLAMA_CPP, "q4_1", Conformance.PROVEN),),
+    ),
+    Preset(
         "q4_0",
         "kv=q4_0",
         "ggml block: 32 4-bit codes, float16 scale",
         (EngineName(_LLAMA_CPP, "q4_0", Conformance.PROVEN),),
+    ),
+    Preset(
+        "iq4_nl",
+        "kv=iq4_nl",
+        "ggml block: 32 4-bit codes into a table of 16 levels, float16 scale",
+        (
+            EngineName(
+                _LLAMA_CPP, "iq4_nl", Conformance.PROVEN, "codes of an all-zero block excepted, which nothing reads"
+            ),
+        ),
     ),
     Preset(
         "kivi-4",
@@ -183,6 +211,21 @@ PRESETS: tuple[Preset, ...] = (
         "kivi-2",
         "k=int2:channel32,v=int2:group32,recent=128",
         "KIVI (Liu et al. 2024, arXiv:2402.02750): K per channel, V per token, residual 128",
+    ),
+    Preset(
+        "kivi-2-promoted",
+        "k=kivi-mix:channel32,v=int2:group32,recent=128",
+        "KIVI with 16 key channels a block at 4 bit, as in Kitty (Xia et al. 2025, arXiv:2511.18643)",
+    ),
+    Preset(
+        "kvarn",
+        "k=kvarn-4:tile128/had,v=kvarn-2:tile128/had/axis=token,sinks=128",
+        "KVarN (Muller et al. 2026, arXiv:2606.03458): K 4 bit per channel, V 2 bit per token, tiles of 128",
+        (
+            EngineName(
+                "vLLM fork of KVarN", "kvarn_k4v2_g128", Conformance.READ, "one sink block; 8 rounds of balancing"
+            ),
+        ),
     ),
     *_EXL3,
     Preset(

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from kvassay.core.method_table import codebooks, floats, ggml, integers, microscaling
+from kvassay.core.method_table import codebooks, floats, ggml, integers, kivi, microscaling, tiles
 from kvassay.core.methods import Method
 
-TABLE: tuple[Method, ...] = (*floats.ROWS, *integers.ROWS, *ggml.ROWS, *codebooks.ROWS, *microscaling.ROWS)
+TABLE: tuple[Method, ...] = (
+    *floats.ROWS,
+    *integers.ROWS,
+    *ggml.ROWS,
+    *kivi.ROWS,
+    *tiles.ROWS,
+    *codebooks.ROWS,
+    *microscaling.ROWS,
+)
