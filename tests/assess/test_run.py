@@ -66,7 +66,7 @@ def test_b08_scale_sources_are_never_empty(pack) -> None:
     _, content = pack
     sources = {arm.name: arm.scale_source for arm in content.arms}
     assert sources["int8-token-head"] == "dynamic"
-    assert sources["int8-tensor"] == "calibrated(n=144 tokens)"
+    assert sources["int8-tensor"] == "calibrated(min-max, n=144 tokens)"
     assert sources["f32 again 1"] == "none"
 
 

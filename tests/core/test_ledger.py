@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvassay.core.format_names import PRESETS, parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
+from kvassay.core.layout import static_nbytes
 from kvassay.core.ledger import predict_ledger
 
 
@@ -80,7 +81,8 @@ def test_bytes_are_linear_in_rows_and_every_token_is_somewhere(name, tokens, bat
     kv_format = parse_format(f"{name},sinks={sinks},recent={recent}")
     one = predict_ledger(geometry(), kv_format, tokens)
     many = predict_ledger(geometry(), kv_format, tokens, batch)
-    static = 4 * 2 * 2 if name == "int8-tensor" else 0  # scales that belong to a layer, not to a row
+    # Scales that belong to a layer, not to a row.
+    static = 2 * sum(sum(static_nbytes(spec, 8, 128).values()) for spec in (kv_format.keys, kv_format.values))
     assert many.persistent_nbytes - static == batch * (one.persistent_nbytes - static)
     stored = one.persistent_nbytes - one.owner_nbytes(Owner.PADDING)
     assert stored >= tokens * 2 * 2 * 8 * 128 * kv_format.keys.num_bits // 8 // 2

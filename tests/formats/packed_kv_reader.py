@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 
 PLAIN = {"F32": "<f4", "F16": "<f2", "U8": "u1", "I8": "i1", "U16": "<u2"}
+FLOAT8 = {"F8_E4M3": (3, 7), "F8_E5M2": (2, 15), "F8_E4M3FNUZ": (3, 8), "F8_E5M2FNUZ": (2, 16)}
+"""Mantissa bits and bias."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 M64 = 2**64
 
 
@@ -39,14 +42,17 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def elements(data: bytes, dtype: str) -> np.ndarray:
     if dtype == "BF16":
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
-    if dtype == "F8_E4M3":
-        return e4m3(np.frombuffer(data, "u1"))
+    if dtype in FLOAT8:
+        return float8(np.frombuffer(data, "u1"), *FLOAT8[dtype])
+    if dtype == "F8_E8M0":
+        return np.exp2(np.frombuffer(data, "u1").astype(np.float64) - 127).astype(np.float32)
     return np.frombuffer(data, PLAIN[dtype])
 
 
-def e4m3(byte: np.ndarray) -> np.ndarray:
-    exponent, mantissa = (byte >> 3 & 15).astype(int), (byte & 7).astype(int)
-    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
+def float8(byte: np.ndarray, mantissa_bits: int, bias: int) -> np.ndarray:
+    exponent = (byte & 127).astype(int) >> mantissa_bits
+    mantissa = (byte & 2**mantissa_bits - 1).astype(int) + np.where(exponent == 0, 0, 2**mantissa_bits)
+    size = mantissa * 2.0 ** (np.maximum(exponent, 1) - bias - mantissa_bits)
     return np.where(byte >> 7, -size, size).astype(np.float32)
 
 
@@ -73,9 +79,12 @@ def coded_values(about: dict, own: dict, dim: int) -> np.ndarray:
             codes = codes - 2 ** (spec["num_bits"] - 1)
     elif spec["method"] == "q4_0":
         codes = ggml_halves(codes, dim) - 8
+    elif spec["method"] in ("nvfp4", "e2m1"):
+        codes = np.array([*E2M1, *(-each for each in E2M1)], np.float32)[bits(codes, 4, dim)]
     values = codes.astype(np.float32)
     if spec["granularity"] != "none":
-        values = values * spread(own, "scale", spec, about, values.shape)
+        scale = spread(own, "scale", spec, about, values.shape)
+        values = values * (scale * own["static.global_scale"] if "static.global_scale" in own else scale)
         if not spec["symmetric"]:
             values = values + spread(own, "minimum", spec, about, values.shape)
     if spec["rotation"] is not None:

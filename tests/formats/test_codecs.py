@@ -116,6 +116,9 @@ def test_int8_token_head_at_128_is_priced_as_in_vllm() -> None:
         ("int4:group128", 20.0),
         ("int2:group32", 8.1),
         ("q4_0", 21.3),
+        ("mxfp4", 18.8),
+        ("nvfp4", 20.4),
+        ("fp4-e2m1:group16/scale=e8m0", 18.6),
         ("exl3-4", 21.0),
         ("exl3-3", 15.0),
         ("lloyd-4:token-head", 20.3),
@@ -171,6 +174,29 @@ def test_r75_error_stays_within_half_a_step_and_the_metadata_term(side, seed, ex
 NO_LEVEL_FOR_CONSTANTS = ("midpoint", "exl3", "lloyd", "lloyd-qjl")
 
 
+CONSTANT_TOLERANCE = {
+    "bf16": 2**-9,
+    "fp8-e4m3": 2**-4,
+    "fp8-e4m3fnuz": 2**-4,
+    "fp8-e4m3:group32/scale=e8m0": 2**-4,
+    "fp8-e5m2": 2**-3,
+    "fp8-e5m2fnuz": 2**-3,
+}
+"""Relative error of a constant group that no scale maps onto a code: half a step of the element."""
+
+RESOLUTION = {
+    "f16": 2**-25,
+    "fp8-e4m3": 2**-10,
+    "fp8-e5m2": 2**-17,
+    "fp8-e4m3fnuz": 2**-11,
+    "fp8-e5m2fnuz": 2**-18,
+    "nvfp4": 2**-11,
+    "nvfp4/four_over_six=1": 2**-11,
+    "fp4-e2m1:group32/scale=e4m3": 2**-11,
+}
+"""Values below this vanish: half the smallest element, times the smallest scale; else 127 half float16 scales."""
+
+
 def holds_constants(side: str) -> bool:
     spec = side_spec(side)
     return is_plain(spec) and spec.method not in NO_LEVEL_FOR_CONSTANTS
@@ -186,9 +212,8 @@ def test_b28_b31_constant_zero_and_tiny_groups_are_met(side, constant) -> None:
     if "scales" in encoded and codec.spec.method in ("int", "float8", "kvarn", "kivi-mix"):
         assert bool((encoded["scales"] != 0).all())
     found = codec.decode(encoded)
-    tolerance = 0.06 if side in ("fp8-e4m3", "bf16") else 1e-3
-    # Below this, the smallest stored scale is coarser than the value: half an e4m3 subnormal, 127 half float16 ones.
-    resolution = {"fp8-e4m3": 2**-10, "f16": 2**-25}.get(side, 127 * 2**-25)
+    tolerance = CONSTANT_TOLERANCE.get(side, 0.25 if codec.spec.method in ("nvfp4", "e2m1") else 1e-3)
+    resolution = RESOLUTION.get(side, 127 * 2**-25)
     assert float((found - x).abs().max()) <= max(abs(constant) * tolerance, resolution)
 
 
@@ -205,6 +230,22 @@ def test_fp8_values_that_round_to_the_largest_one_are_not_clipped() -> None:
     encoded = quantizer(side_spec("fp8-e4m3")).encode(x)
     assert encoded.clipped_values == 0
     assert float(quantizer(side_spec("fp8-e4m3")).decode(encoded.streams).max()) == 448.0
+
+
+@pytest.mark.parametrize(
+    "side", ["int8:group32", "int4:group32", "int4:group32/sym", "fp8-e4m3:token-head/scale=f16", "fp4-e2m1:group32"]
+)
+def test_b28_tiny_groups_with_subnormal_scales_are_not_clipped(side) -> None:
+    """Rounding a subnormal scale down must not leave the group's largest values outside."""
+    magnitudes = torch.logspace(-7, -3, 400)
+    x = magnitudes[None, None, :, None] * torch.linspace(-1, 1, 64)
+    codec = quantizer(side_spec(side))
+    encoded = codec.encode(x)
+    assert encoded.clipped_values == 0
+    error = (codec.decode(encoded.streams) - x).abs().amax(-1)
+    largest_code = {"int8": 127, "int4": 15, "fp8-": 448, "fp4-": 6}[side[:4]]
+    # A group whose scale underflows is stored as zeros.
+    assert bool((error <= torch.maximum(0.2 * magnitudes, torch.tensor(largest_code * 2**-25))).all())
 
 
 def test_r2_static_scale_counts_clipped_values_and_rounding_stays_apart() -> None:

@@ -40,7 +40,7 @@ from tests.golden.packed_kv_input import fixed_input
 
 ROOT = Path(__file__).parents[2]
 SIDES = examples()
-DOCUMENTED = ("int", "float", "float8", "q8_0", "q4_0")
+DOCUMENTED = ("int", "float", "float8", "q8_0", "q4_0", "nvfp4", "e2m1")
 """Methods that docs/spec/packed-kv.md specifies to the bit."""
 WORDED = {word.text: method.name for method in methods().values() for word in method.words}
 DOCUMENTED_SIDES = [side for side in SIDES if WORDED[re.split("[:/]", side)[0]] in DOCUMENTED]
@@ -175,7 +175,7 @@ def test_b08_static_scales_must_be_given_and_must_fit() -> None:
     ):
         fmt.encode(k, v, calibration=other)
     part = fmt.encode(k, v, calibration=fmt.calibrate(k, v))
-    assert part.scale_sources == {"group0.keys": "calibrated(n=16 tokens)", "group0.values": "dynamic"}
+    assert part.scale_sources == {"group0.keys": "calibrated(min-max, n=16 tokens)", "group0.values": "dynamic"}
 
 
 def test_r2_saturation_is_refused_or_counted() -> None:

@@ -26,6 +26,7 @@ from kvassay.core.layout import streams
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
 from kvassay.errors import CalibrationError, FormatError, GeometryError
 from kvassay.formats import Calibration
+from kvassay.formats.calibration import require_calibration
 
 SideCalibration = tuple[Calibration | None, Calibration | None]
 """Static arrays of keys and of values of one head group."""
@@ -263,13 +264,19 @@ class QuantizedCache(Cache):
         return given[index]
 
     def _require_calibration(self, index: int, scales: LayerCalibration) -> None:
-        for group, sides in zip(head_groups(self.kv_format, index, self.geometry.layers[index]), scales, strict=True):
+        geometry = self.geometry.layers[index]
+        for group, sides in zip(head_groups(self.kv_format, index, geometry), scales, strict=True):
             for name, plan, calibration in zip(("keys", "values"), (group.keys, group.values), sides, strict=True):
-                if plan.spec.needs_calibration and calibration is None:
+                if not plan.spec.needs_calibration:
+                    continue
+                if calibration is None:
                     raise CalibrationError(
                         f"{self.kv_format.name} has static scales or means for the {name} of layer {index} and got "
                         "none; pass calibration=, or use a token-head format"
                     )
+                dim = geometry.head_dim if name == "keys" else geometry.value_dim
+                where = f"the {name} of layer {index}"
+                require_calibration(plan.spec, len(group.heads), dim, calibration.parameters, calibration.source, where)
 
 
 def layer_calibration(

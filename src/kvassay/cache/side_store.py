@@ -130,7 +130,7 @@ class SideStore:
         count = self.plan.committed_tokens(tokens) - self.plan.committed_tokens(self.tokens)
         encoded = self._encode(waiting[:, :, :count]) if count else None
         if encoded is not None and encoded.clipped_values and self._on_clip == "raise":
-            scale = "static" if self.plan.spec.is_static else "unit"
+            scale = "static" if self.plan.spec.needs_calibration else "unit"
             raise RangeError(
                 f"{encoded.clipped_values} values saturate in {self.plan.spec.method} with a {scale} scale; use a "
                 "token-head format, or on_clip='count' to keep the saturated values and their count"

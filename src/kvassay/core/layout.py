@@ -86,7 +86,7 @@ def group_channels(spec: QuantSpec, dim: int) -> int:
 
 
 def static_streams(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, ...]:
-    """The arrays that a side stores once a layer, whatever its length: static scale, minimum and mean."""
+    """The arrays that a side stores once a layer, whatever its length: scale, minimum, a method's own, mean."""
     found: list[Stream] = []
     if spec.granularity in STATIC and spec.scale_dtype is not None:
         heads = 1 if spec.granularity is Granularity.TENSOR else kv_heads
@@ -95,6 +95,9 @@ def static_streams(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, ..
         found.append(scale)
         if spec.has_minimum:
             found.append(scale._replace(name="minimum", owner=Owner.ZERO_POINTS))
+    static_layout = method_of(spec).static_layout
+    if static_layout is not None:
+        found += static_layout(spec, kv_heads, dim)
     if spec.mean:
         found.append(Stream("mean", Owner.ZERO_POINTS, "float32", kv_heads, (1, dim)))
     return tuple(found)

@@ -64,6 +64,10 @@ Layout = Callable[[QuantSpec, int, int], tuple[Stream, ...]]
 """(spec, kv_heads, dim) -> arrays of one side. Raises GeometryError where the spec cannot serve `dim`."""
 
 
+StaticLayout = Callable[[QuantSpec, int, int], tuple[Stream, ...]]
+"""(spec, kv_heads, dim) -> arrays that a side stores once a layer. The spec alone says whether there are any."""
+
+
 class Option(NamedTuple):
     """A parameter that only this method has."""
 
@@ -112,6 +116,8 @@ class Method(NamedTuple):
     """Codec texts that stand for the method in tests, tables and charts: every granularity and option that matters."""
     layout: Layout | None = None
     """Arrays of the method's own; None for codes with scales (and minimums) by granularity."""
+    static_layout: StaticLayout | None = None
+    """Static arrays of the method's own, beside the scale of a static granularity and the mean; None for none."""
     options: tuple[Option, ...] = ()
     may_rotate: bool = True
     error_bound: str = ""

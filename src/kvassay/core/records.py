@@ -55,7 +55,7 @@ class Arm(_Record):
     format_digest: str
     format: dict[str, Any]
     scale_source: str
-    """Never empty: `dynamic`, `unit`, `none` or `calibrated(n=... tokens)`."""
+    """Never empty: `dynamic`, `unit`, `none` or `calibrated(POLICY, n=... tokens)`."""
     clipped_values: int
     """Finite values that saturated when they were encoded."""
     encoded_values: int

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from contextlib import suppress
 
 from kvassay.core.methods import Method, Option, Word, methods, words
 from kvassay.core.spec import STATIC, Granularity, OptionValue, QuantSpec, Rotation, ScaleDtype
@@ -65,8 +66,10 @@ def side_name(spec: QuantSpec) -> str:
     method = methods()[spec.method]
     for word in method.words:
         text = _name_with(spec, method, word)
-        if text is not None and parse_side(text) == spec:
-            return text
+        # A word may lack what the spec has; then another of the method's words writes it.
+        with suppress(FormatError):
+            if text is not None and parse_side(text) == spec:
+                return text
     raise FormatError(f"no codec of method {spec.method!r} writes this spec: {spec!r}")
 
 

@@ -154,8 +154,13 @@ class QuantSpec(BaseModel):
 
     @property
     def needs_calibration(self) -> bool:
-        """True where anything static must be given before the first token: a scale or a mean."""
-        return self.is_static or self.mean
+        """True where anything static must be given before the first token: a scale, a mean, or a method's own array."""
+        if self.is_static or self.mean:
+            return True
+        from kvassay.core.methods import method_of  # its rows are made of this module's types
+
+        static_layout = method_of(self).static_layout
+        return static_layout is not None and bool(static_layout(self, 1, self.group_size or 1))
 
     @property
     def tokens_per_block(self) -> int:

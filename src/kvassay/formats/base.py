@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvassay.core.spec import QuantSpec
 from kvassay.errors import CalibrationError, NonFiniteError, RangeError
+from kvassay.formats.calibration import MIN_MAX, CalibrationPolicy
 
 Streams = dict[str, Tensor]
 """Stored arrays by name, each `[batch, heads, blocks, *block_shape]` as `core.layout.streams` declares them."""
@@ -23,7 +24,7 @@ class Calibration(NamedTuple):
     parameters: Mapping[str, Tensor]
     """By name as `core.layout.static_streams` declares them: `[heads, *block_shape]`."""
     source: str
-    """Never empty, for example `calibrated(n=512 tokens)`."""
+    """Never empty, for example `calibrated(min-max, n=512 tokens)`."""
 
 
 class Encoded(NamedTuple):
@@ -56,8 +57,10 @@ class Quantizer(ABC):
     ) -> Float[Tensor, "batch kv_heads tokens dim"]:
         """Values of the packed streams, computed in `dtype`."""
 
-    def calibrate(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> Calibration:
-        """Static arrays from sample values; only specs that need calibration have one."""
+    def calibrate(
+        self, values: Float[Tensor, "batch kv_heads tokens dim"], policy: CalibrationPolicy = MIN_MAX
+    ) -> Calibration:
+        """Static arrays from sample values, scales by `policy`; only specs that need calibration have one."""
         raise CalibrationError(
             f"method {self.spec.method} with granularity {self.spec.granularity.value} needs no calibration"
         )

@@ -34,6 +34,14 @@ from kvassay.formats.base import (
     static_parameters,
     stored_outward,
 )
+from kvassay.formats.calibration import (
+    MIN_MAX,
+    CalibrationPolicy,
+    Range,
+    calibration_source,
+    fit_range,
+    sum_of_squares,
+)
 from kvassay.formats.grouping import (
     block_codes,
     group_values,
@@ -68,15 +76,23 @@ class IntegerQuantizer(Quantizer):
     def scale_source(self) -> str:
         return "static" if self.spec.is_static else "dynamic"
 
-    def calibrate(self, values: Tensor) -> Calibration:
+    def calibrate(self, values: Tensor, policy: CalibrationPolicy = MIN_MAX) -> Calibration:
         if not self.spec.is_static:
-            return super().calibrate(values)
+            return super().calibrate(values, policy)
         require_finite(values)
-        grid = self._fit(*group_values(values.to(computing_dtype(values)), self.spec))
+        grouped, axes = group_values(values.to(computing_dtype(values)), self.spec)
+
+        def squared_error(candidate: Range) -> Tensor:
+            grid = self._grid(candidate)
+            codes = self._round(grouped, grid)[0].to(grouped.dtype) - self._offset
+            return sum_of_squares(self._on_grid(codes, grid, grouped.dtype) - grouped, axes)
+
+        fitted = fit_range(grouped, axes, policy, symmetric=self.spec.symmetric, squared_error=squared_error)
+        grid = self._grid(fitted)
         parameters = {"scale": store_parameters(grid.scale, self.spec)}
         if grid.minimum is not None:
             parameters["minimum"] = store_parameters(grid.minimum, self.spec)
-        return Calibration(parameters, f"calibrated(n={values.shape[0] * values.shape[2]} tokens)")
+        return Calibration(parameters, calibration_source(values, policy.text, [parameters["scale"]]))
 
     def encode(self, values: Tensor, calibration: Calibration | None = None) -> Encoded:
         require_finite(values)
@@ -102,16 +118,25 @@ class IntegerQuantizer(Quantizer):
             codes -= self._offset
         grouped, _ = group_values(codes, self.spec)
         grid = self._static_grid(calibration) if self.spec.is_static else self._stored_grid(streams)
-        grouped = grouped * grid.scale.to(dtype)
+        return ungroup_values(self._on_grid(grouped, grid, dtype), self.spec)
+
+    @staticmethod
+    def _on_grid(codes: Tensor, grid: _Grid, dtype: torch.dtype) -> Tensor:
+        """Values of signed codes."""
+        values = codes * grid.scale.to(dtype)
         if grid.minimum is not None:
-            grouped += grid.minimum.to(dtype)
-        return ungroup_values(grouped, self.spec)
+            values += grid.minimum.to(dtype)
+        return values
 
     def _fit(self, grouped: Tensor, axes: tuple[int, ...]) -> _Grid:
+        high = (grouped.abs() if self.spec.symmetric else grouped).amax(axes, keepdim=True)
+        return self._grid(Range(-high if self.spec.symmetric else grouped.amin(axes, keepdim=True), high))
+
+    def _grid(self, fitted: Range) -> _Grid:
         if self.spec.symmetric:
-            return _Grid(self._scale(grouped.abs().amax(axes, keepdim=True)), None)
-        minimum = stored_outward(grouped.amin(axes, keepdim=True), self._scale_dtype, "minimum", up=False)
-        value_range = grouped.amax(axes, keepdim=True) - minimum.to(grouped.dtype)
+            return _Grid(self._scale(fitted.high), None)
+        minimum = stored_outward(fitted.low, self._scale_dtype, "minimum", up=False)
+        value_range = fitted.high - minimum.to(fitted.high.dtype)
         return _Grid(self._scale(value_range.clamp_min(0)), minimum)
 
     def _scale(self, value_range: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from kvassay.formats.base import (
     require_finite,
     static_parameters,
 )
+from kvassay.formats.calibration import MIN_MAX, CalibrationPolicy, calibration_source
 from kvassay.formats.rotation import rotate, unrotate
 
 
@@ -48,17 +49,16 @@ class Transformed(Quantizer):
             values = values + static_parameters(self.spec, calibration)["mean"].to(values)
         return values
 
-    def calibrate(self, values: Tensor) -> Calibration:
+    def calibrate(self, values: Tensor, policy: CalibrationPolicy = MIN_MAX) -> Calibration:
         require_finite(values)
         parameters: dict[str, Tensor] = {}
-        source = f"calibrated(n={values.shape[0] * values.shape[2]} tokens)"
+        own = Calibration(parameters, calibration_source(values, "mean", ()))
         if self.spec.mean:
             parameters["mean"] = values.to(torch.float64).mean((0, 2)).unsqueeze(1).to(torch.float32)
-        own = Calibration(parameters, source)
-        if self.spec.is_static:
-            inner = self._inner.calibrate(self._forward(values, own))
-            parameters.update(inner.parameters)
-        return own
+        if not self._inner.spec.needs_calibration:
+            return own
+        inner = self._inner.calibrate(self._forward(values, own), policy)
+        return Calibration({**inner.parameters, **parameters}, inner.source)
 
     def _forward(self, values: Tensor, calibration: Calibration | None) -> Tensor:
         moved = values.to(computing_dtype(values))

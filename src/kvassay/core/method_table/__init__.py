@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvassay.core.method_table import codebooks, floats, ggml, integers, kivi, tiles
+from kvassay.core.method_table import codebooks, floats, ggml, integers, kivi, microscaling, tiles
 from kvassay.core.methods import Method
 
 TABLE: tuple[Method, ...] = (
@@ -12,4 +12,5 @@ TABLE: tuple[Method, ...] = (
     *kivi.ROWS,
     *tiles.ROWS,
     *codebooks.ROWS,
+    *microscaling.ROWS,
 )

@@ -1,8 +1,9 @@
-"""Plain floats and float8."""
+"""Plain floats and the float8 family."""
 
 from __future__ import annotations
 
 from kvassay.core.methods import EVERY_SCALE, Family, Method, Word
+from kvassay.core.spec import ScaleDtype
 
 FLOAT = Method(
     name="float",
@@ -20,15 +21,40 @@ FLOAT = Method(
     error_bound="|x − x̂| <= |x| · 2^-11 in f16 (at least 2^-25), |x| · 2^-8 in bf16, |x| · 2^-24 in f32",
 )
 
+_SCALES: tuple[ScaleDtype, ...] = ("float32", "float16", "bfloat16", "float8_e8m0fnu")
+
+
+def _word(element: str) -> Word:
+    dtype = {"e4m3": "float8_e4m3fn"}.get(element, f"float8_{element}")
+    return Word(f"fp8-{element}", 8, EVERY_SCALE, bare=True, code_dtypes=(dtype, dtype), scale_dtypes=_SCALES)
+
+
 FLOAT8 = Method(
     name="float8",
     family=Family.SCALED,
-    summary="float8 elements, by plain cast or with an absmax scale",
-    source="Micikevicius et al. 2022 (arXiv:2209.05433), section 3",
+    summary="float8 elements, by plain cast, with an absmax scale, or with a shared exponent (MXFP8)",
+    source="Micikevicius et al. 2022 (arXiv:2209.05433), section 3; OCP MX v1.0, sections 5 and 6.3",
     codec="kvassay.formats.float8:Float8Quantizer",
-    words=(Word("fp8-e4m3", 8, EVERY_SCALE, bare=True, code_dtypes=("float8_e4m3fn", "float8_e4m3fn")),),
-    examples=("fp8-e4m3", "fp8-e4m3:token-head", "fp8-e4m3:tensor", "fp8-e4m3:head", "fp8-e4m3:token-head/had/seed=3"),
-    error_bound="|x − x̂| <= |x| / 16, or scale / 1024 where that is more, for values that do not saturate",
+    words=tuple(_word(element) for element in ("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")),
+    examples=(
+        "fp8-e4m3",
+        "fp8-e4m3:token-head",
+        "fp8-e4m3:tensor",
+        "fp8-e4m3:head",
+        "fp8-e4m3:channel",
+        "fp8-e4m3:token-head/had/seed=3",
+        "fp8-e4m3:group32/scale=e8m0",
+        "fp8-e5m2",
+        "fp8-e5m2:tensor",
+        "fp8-e5m2:token-head",
+        "fp8-e4m3fnuz",
+        "fp8-e4m3fnuz:tensor",
+        "fp8-e4m3fnuz:token-head",
+        "fp8-e5m2fnuz",
+        "fp8-e5m2fnuz:token-head",
+    ),
+    error_bound="|x − x̂| <= |x| / 16 (e4m3) or |x| / 8 (e5m2), or half the smallest element times the scale where that "
+    "is more, for values that do not saturate",
 )
 
 ROWS = (FLOAT, FLOAT8)
