@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -13,6 +14,7 @@ from kvassay.cli.progress_display import ProgressDisplay
 from kvassay.cli.torch_extra import require_torch
 from kvassay.core.contract import Contract, load_contract
 from kvassay.core.records import ClauseVerdict, FormatVerdict, Outcome, Role
+from kvassay.errors import printable
 
 _WORDS = {
     Outcome.MET: "MET",
@@ -70,8 +72,8 @@ def assess(
         print(f"control {control.name}: {state}: {control.reason}")
     print(f"\n{result.answer}")
     print(f"{_WORDS[verdicts.outcome]} (exit code {verdicts.exit_code}): {verdicts.reason}")
-    print(f"evidence {folder}\nreport   {folder / 'report.html'}")
-    print(f"verify with: kvassay verify {folder} --root {result.manifest.root}")
+    print(f"evidence {printable(str(folder))}\nreport   {printable(str(folder / 'report.html'))}")
+    print(printable(f"verify with: kvassay verify {quote(str(folder))} --root {result.manifest.root}"))
     return verdicts.exit_code
 
 
