@@ -248,6 +248,58 @@ def test_an_arm_that_claims_another_format(pack: Path) -> None:
     assert "format-digest: kivi-4" in failing(pack)
 
 
+HOSTILE_SPECS: dict[str, dict[str, Any]] = {
+    "no bits": {"num_bits": 0},
+    "negative bits": {"num_bits": -1},
+    "more bits than the element": {"num_bits": 9},
+    "bits beyond every element": {"num_bits": 2**53 - 1},
+    "unknown element": {"code_dtype": "float7"},
+    "unknown method": {"method": "magic"},
+    "method of another layout": {"method": "q8_0"},
+    "unknown granularity": {"granularity": "galaxy"},
+    "granularity that the method lacks": {"granularity": "tile", "group_size": None, "block_tokens": 128},
+    "group of nothing": {"group_size": 0},
+    "huge group": {"group_size": 2**53 - 1},
+    "scale without a group": {"granularity": "none", "group_size": None},
+    "no scale": {"scale_dtype": None},
+    "unknown scale": {"scale_dtype": "int8"},
+    "options of nobody": {"options": [["a", 1], ["b", 2]]},
+    "number as text": {"num_bits": "many"},
+}
+
+
+@pytest.mark.parametrize("side", ["keys", "values"])
+@pytest.mark.parametrize("kind", HOSTILE_SPECS)
+def test_a_spec_that_no_run_writes_is_a_failed_check_and_no_crash(pack: Path, kind: str, side: str) -> None:
+    edit(pack, "arms.json", lambda arms: arms[1]["format"][side].update(HOSTILE_SPECS[kind]))
+    rehash(pack)
+    assert "format-digest: kivi-4" in failing(pack)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kv_heads": 2**40},
+        {"head_dim": 2**52 + 1, "value_dim": 2**52 + 1},
+        {"head_dim": 0},
+        {"sliding_window": -1},
+        {"head_dim": 33},
+    ],
+)
+def test_a_geometry_that_no_model_has_is_a_failed_check_and_ends(pack: Path, change: dict[str, int]) -> None:
+    edit(pack, "subject.json", lambda subject: subject["geometry"]["layers"][0].update(change))
+    rehash(pack)
+    assert failing(pack) & {"geometry", "ledger: kivi-4"}
+
+
+def test_a_fault_of_a_check_is_a_failed_check(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object) -> None:
+        raise RuntimeError("whatever")
+
+    monkeypatch.setattr("kvassay.pack.agreement.rows_per_arm", fault)
+    assert {"checkable: row-counts", "checkable: arms"} <= failing(pack)
+
+
 @pytest.mark.parametrize(("basis", "name"), [("computed", "ledger: kivi-4"), ("allocated", "ledger-allocated: kivi-4")])
 def test_a_ledger_that_hides_bytes(pack: Path, basis: str, name: str) -> None:
     def smaller(ledgers: dict[str, Any]) -> None:

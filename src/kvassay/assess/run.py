@@ -22,12 +22,12 @@ from kvassay.assess.planning import plan_record
 from kvassay.assess.progress import Progress, Silent
 from kvassay.assess.real_ledgers import allocated_ledger
 from kvassay.assess.workload import Workload, item_ids, prepare_workload
-from kvassay.cache.quantized_cache import check_serves
 from kvassay.core.contract import Contract
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import predict_ledger
 from kvassay.core.model_source import geometry_of
 from kvassay.core.records import Arm, Verdicts
+from kvassay.core.serving import check_serves
 from kvassay.core.spec import QuantSpec
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.loading import LoadedModel, load_model

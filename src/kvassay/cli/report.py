@@ -36,7 +36,14 @@ def report(
 
     if os.path.lexists(out):
         raise PackError(f"{str(out)!r} exists; give a path that does not exist yet")
-    html = render_report(read_pack(pack)).encode()
+    content = read_pack(pack)
+    try:
+        html = render_report(content).encode()
+    except Exception as error:  # a stranger's pack may hold what no run writes
+        raise PackError(
+            f"the report of {str(pack)!r} cannot be rendered: {type(error).__name__}: {error}; "
+            "see what kvassay verify says of it"
+        ) from error
     write_whole_file(out, html)
     if json:
         print_json({"report": str(out), "nbytes": len(html)})

@@ -112,9 +112,16 @@ def ledger_checks(pack: PackContent) -> Iterator[Check]:
 
 
 def format_of(arm: Arm) -> KVFormat | str:
-    """The format of an arm, or why it cannot be read."""
+    """The format of an arm, or why it cannot be read.
+
+    A format that the grammar cannot write (an unknown method, bits that its codec does not have) is none: nothing can
+    be computed from it.
+    """
     try:
-        return KVFormat.model_validate(arm.format)
+        kv_format = KVFormat.model_validate(arm.format)
+        return (
+            kv_format if parse_format(kv_format.name) == kv_format else f"no format string reads as it: {kv_format!r}"
+        )
     except ValidationError as error:
         return first_fault(error)
     except KvassayError as error:
@@ -148,8 +155,8 @@ def _coverage_fault(pack: PackContent, arm: Arm | None, verdict: FormatVerdict |
 def _ledger_check(name: str, geometry: CacheGeometry, kv_format: KVFormat, ledger: ByteLedger) -> Check:
     try:
         expected = predict_ledger(geometry, kv_format, ledger.tokens, ledger.batch)
-    except (KvassayError, ValueError) as error:
-        return Check(name, False, f"the ledger cannot be computed: {error}")
+    except Exception as error:  # the geometry is a stranger's: whatever it causes is a failed check and no crash
+        return Check(name, False, f"the ledger cannot be computed: {type(error).__name__}: {error}")
     # Assumptions are prose. What a real cache reports has its own basis and transient figure; its stored bytes must
     # be those predicted.
     ignored = {"assumptions"}

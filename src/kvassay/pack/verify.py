@@ -6,7 +6,7 @@ What this shows, and what an unsigned pack cannot show, is in docs/spec/evidence
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -47,8 +47,16 @@ def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
         yield Check("readable", False, str(error))
         return
     yield Check("readable", True, "every file has the form that its name promises")
-    yield from contract_checks(pack, manifest)
-    yield from row_count_checks(pack, manifest)
-    yield from arm_checks(pack)
-    yield from ledger_checks(pack)
+    yield from _guarded("contract", lambda: contract_checks(pack, manifest))
+    yield from _guarded("row-counts", lambda: row_count_checks(pack, manifest))
+    yield from _guarded("arms", lambda: arm_checks(pack))
+    yield from _guarded("ledgers", lambda: ledger_checks(pack))
     yield rejudge_check(pack, verdicts)
+
+
+def _guarded(what: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """The checks; where a stranger's files make one of them raise, a failed check in place of the rest."""
+    try:
+        yield from checks()
+    except Exception as error:
+        yield Check(f"checkable: {what}", False, f"the {what} cannot be checked: {type(error).__name__}: {error}"[:500])

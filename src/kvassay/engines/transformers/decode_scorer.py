@@ -20,10 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from kvassay.cache.quantized_cache import LayerCalibration, SideCalibration, check_serves, layer_calibration
+from kvassay.cache.quantized_cache import LayerCalibration, SideCalibration, layer_calibration
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, SidePlan, head_groups
+from kvassay.core.serving import check_serves
 from kvassay.engines.transformers.capture import CaptureCache, PrefixCache
 from kvassay.engines.transformers.decode_attention import AttentionRule, decode_attention, query_heads_of
 from kvassay.engines.transformers.decode_view import DecodeView, EncodeCounts, decode_view
