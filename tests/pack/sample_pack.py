@@ -15,6 +15,7 @@ from kvassay.core.contract import Contract, parse_contract
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import Basis, predict_ledger
+from kvassay.core.recall_rule import recall_draw
 from kvassay.core.records import Arm, Role
 from kvassay.judge import judge
 from kvassay.pack.layout import PackManifest
@@ -28,7 +29,7 @@ name = "sample"
 [text]
 documents = 20
 prompt_tokens = 16
-scored_tokens = 6
+scored_tokens = 7
 
 [candidates]
 order = ["int8-token-head", "kivi-4", "q4_0"]
@@ -116,12 +117,13 @@ def item_rows(arm: str) -> dict[str, Any]:
     rng = np.random.default_rng(len(arm))
     correct = np.arange(40) % 10 != 9
     candidate = correct & (rng.random(40) >= WRONG_SHARE[arm])
-    answers = [f"{1000 + index}" for index in range(40)]
+    asked = [recall_draw(7, 8 + index, 24) for index in range(40)]
+    answers = [item.expected for item in asked]
     return {
         "arm": arm,
         "task": "recall",
         "slice": "all",
-        "context": [f"context-{index:02}" for index in range(40)],
+        "context": [item.id for item in asked],
         "context_tokens": 180,
         "question": [f"word-{index:02}" for index in range(40)],
         "expected": answers,

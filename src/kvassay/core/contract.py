@@ -35,6 +35,7 @@ Margin = Annotated[float, Field(ge=1e-4, lt=1, allow_inf_nan=False)]
 """A smaller one needs tens of thousands of contexts without a single loss."""
 Rate = Annotated[float, Field(ge=1e-6, lt=1, allow_inf_nan=False)]
 Whole = Annotated[int, Field(le=MAX_WHOLE)]
+Count = Annotated[int, Field(le=1_000_000)]
 Tokens = Annotated[int, Field(le=MAX_POSITION // 2)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -57,9 +58,10 @@ class TextWorkload(_Model):
     """Documents for the teacher-forced level: `prompt_tokens` of history, then `scored_tokens` decode positions."""
 
     corpus: str = "hansard"
-    documents: Whole = Field(default=24, ge=1)
+    documents: Count = Field(default=24, ge=1)
     prompt_tokens: Tokens = Field(default=256, ge=0)
-    scored_tokens: Tokens = Field(default=256, ge=2)
+    scored_tokens: Tokens = Field(default=256, ge=5)
+    """At least five: with fewer, two documents could have equal tokens by chance and would pass for copies."""
 
     @field_validator("corpus")
     @classmethod
@@ -96,9 +98,9 @@ class Inference(_Model):
     prefill_reads: Literal["exact", "stored"] = "exact"
     """What prompt tokens read of older prompt tokens: the exact values (as when the prompt runs in one piece), or the
     stored ones (as when every token goes through the cache)."""
-    pilot_documents: Whole = Field(default=4, ge=2)
+    pilot_documents: Count = Field(default=4, ge=2)
     """Documents of the pilot that planning and calibration use; never reused for the verdict."""
-    pilot_items: Whole = Field(default=8, ge=2)
+    pilot_items: Count = Field(default=8, ge=2)
     bootstrap_replicates: int = Field(default=10_000, ge=200, le=1_000_000)
     seed: Whole = Field(default=7, ge=0)
 
@@ -122,7 +124,7 @@ class KlMeanBound(_Model):
 
     max: Positive
     unit: Literal["nats/token"] = "nats/token"
-    min_docs: Whole = Field(default=20, ge=20)
+    min_docs: Count = Field(default=20, ge=20)
 
 
 class KlExceedBound(_Model):
@@ -130,7 +132,7 @@ class KlExceedBound(_Model):
 
     tau_nats: Positive
     max_rate: Rate
-    min_docs: Whole = Field(default=20, ge=20)
+    min_docs: Count = Field(default=20, ge=20)
 
 
 class NllDeltaBound(_Model):
@@ -138,7 +140,7 @@ class NllDeltaBound(_Model):
 
     max: Positive
     unit: Literal["nats/token"] = "nats/token"
-    min_docs: Whole = Field(default=20, ge=20)
+    min_docs: Count = Field(default=20, ge=20)
 
 
 class Fidelity(_Model):
@@ -152,8 +154,8 @@ class TaskBound(_Model):
 
     margin: Margin
     ref_floor: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
-    items: Whole = Field(default=64, ge=1)
-    context_lines: Whole = Field(default=24, ge=2)
+    items: Count = Field(default=64, ge=1)
+    context_lines: int = Field(default=24, ge=2, le=1000)
     slices: tuple[str, ...] = ()
 
 
