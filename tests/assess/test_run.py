@@ -216,3 +216,75 @@ def test_a_interrupted_run_leaves_nothing(tiny_folder, contract_toml, tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         run_assessment(str(tiny_folder), parse_contract(contract_toml), contract_toml, tmp_path / "out")
     assert nothing_written(tmp_path)
+
+
+TASK_ONLY = """
+schema = "kvassay.contract/1"
+name = "task only"
+[candidates]
+order = ["int8-token-head"]
+[inference]
+pilot_items = 2
+[controls]
+canary = "int2-g32"
+[task.recall]
+margin = 0.1
+ref_floor = 0.0
+items = 3
+context_lines = {lines}
+"""
+
+
+@pytest.fixture(scope="module")
+def short_model(tmp_path_factory) -> Path:
+    """GPT-2 with learned positions: beyond the hundredth there is no embedding and the model crashes."""
+    from transformers import GPT2Config
+
+    from tests.engines.model_folders import write_folder
+
+    config = GPT2Config(vocab_size=320, n_positions=100, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
+    return write_folder(tmp_path_factory.mktemp("short") / "gpt2", config)
+
+
+def no_pilot(*_: object) -> None:
+    raise AssertionError("the pilot must not begin")
+
+
+TEXT_TOO = """
+[text]
+corpus = "path:{texts}"
+documents = 20
+prompt_tokens = 24
+scored_tokens = 8
+[inference]
+pilot_documents = 2
+pilot_items = 2
+[fidelity.kl_mean]
+max = 0.01
+"""
+
+
+@pytest.mark.parametrize("text", ["", TEXT_TOO], ids=["items alone", "text too"])
+def test_items_longer_than_the_context_are_refused_before_the_pilot(
+    short_model, texts, text, tmp_path, monkeypatch
+) -> None:
+    """R45: a context that is exceeded is an error and no measurement, with text to score or without."""
+    monkeypatch.setattr("kvassay.assess.run.run_pilot", no_pilot)
+    toml = TASK_ONLY.format(lines=24)
+    if text:
+        toml = toml.replace("[inference]\npilot_items = 2\n", text.format(texts=texts))
+    contract = parse_contract(toml)
+    message = r"context_lines = 24 have up to \d+ tokens, .*has a context of 100 tokens; at most about \d+ lines fit"
+    with pytest.raises(ContractError, match=message):
+        plan_assessment(str(short_model), contract)
+    with pytest.raises(ContractError, match=message):
+        run_assessment(str(short_model), contract, toml, tmp_path / "out")
+    assert nothing_written(tmp_path)
+
+
+def test_items_that_fit_a_short_context_run(short_model, tmp_path) -> None:
+    toml = TASK_ONLY.format(lines=3)
+    result = run_assessment(str(short_model), parse_contract(toml), toml, tmp_path / "out")
+    assert verify_pack(result.out, result.manifest.root).passed
+    rows = read_pack(result.out).tables.items.to_pylist()
+    assert {row["context"] for row in rows} == {"recall/7/2", "recall/7/3", "recall/7/4"}

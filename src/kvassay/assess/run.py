@@ -108,10 +108,11 @@ class _Run:
         with _timed(self._seconds, "load"):
             self._loaded = load_model(self._model_name, announce=self._progress.note)
             self._check_subject(self._loaded)
+            self._workload: Workload = prepare_workload(self._contract, self._loaded.tokenizer)
+            self._check_lengths(self._loaded)
             self._scorer = DecodeScorer(
                 self._loaded.model, self._loaded.geometry, self._contract.inference.prefill_reads
             )
-            self._workload: Workload = prepare_workload(self._contract, self._loaded.tokenizer)
         with _timed(self._seconds, "pilot"):
             self._pilot: Pilot = run_pilot(
                 self._contract, self._scorer, self._loaded.tokenizer, self._arms, self._workload, self._progress
@@ -204,6 +205,21 @@ class _Run:
         ):
             if expected is not None and expected != found:
                 raise ModelError(f"subject.{what} of the contract is {expected}, the model has {found}")
+
+    def _check_lengths(self, loaded: LoadedModel) -> None:
+        """Refuse items beyond the model's context: some models fail there, and others answer nonsense without a word.
+
+        How long an item is depends on the tokenizer; the length of a text is the contract's and was checked before.
+        """
+        context = loaded.geometry.max_context
+        items = (*self._workload.pilot_items, *self._workload.items)
+        longest = max((len(item_ids(item)) for item in items), default=0)
+        if context is not None and longest > context:
+            lines = self._contract.task["recall"].context_lines
+            raise ContractError(
+                f"task.recall: items with context_lines = {lines} have up to {longest} tokens, "
+                f"{self._model_name} has a context of {context} tokens; at most about {max(1, lines * context // longest)} lines fit"
+            )
 
     def _measure_ledgers(self) -> dict[str, ArmLedgers]:
         """Computed beside allocated, at the length of one text document, or of the longest item without text."""
