@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,11 @@ from kvassay.core.contract import parse_contract
 from kvassay.core.records import Outcome, Role
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.errors import ContractError, ModelError, NonFiniteError, PackError, WorkloadError
+from kvassay.pack.checks import Check
 from kvassay.pack.reader import read_pack
 from kvassay.pack.verify import verify_pack
+from kvassay.report.again import with_report_checks
+from tests.pack.tampering import edit, rehash
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,66 @@ def test_r105_a_run_leaves_a_pack_that_verifies_and_a_report(pack) -> None:
     assert "<html" in (result.out / "report.html").read_text()
     assert content.verdicts == result.verdicts
     assert not list(result.out.parent.glob(".*partial*"))
+
+
+def report_check(folder: Path) -> Check:
+    """The one check of the report that `kvassay verify` makes."""
+    (check,) = [check for check in with_report_checks(folder, verify_pack(folder)).checks if check.name == "report"]
+    return check
+
+
+def test_r114_the_report_and_its_charts_render_again_from_the_pack(pack) -> None:
+    result, _ = pack
+    verification = with_report_checks(result.out, verify_pack(result.out))
+    assert verification.passed
+    assert "byte for byte" in report_check(result.out).sentence
+    charts = {f"chart: charts/{path.name}" for path in (result.out / "charts").iterdir()}
+    assert charts
+    assert charts <= {check.name for check in verification.checks}
+
+
+def test_an_edited_report_or_chart_is_found_without_the_root(pack, tmp_path) -> None:
+    result, _ = pack
+    folder = shutil.copytree(result.out, tmp_path / "pack")
+    page = (folder / "report.html").read_text()
+    (folder / "report.html").write_text(page.replace("INCONCLUSIVE", "MET").replace("Inconclusive", "Met"))
+    chart = sorted((folder / "charts").iterdir())[0]
+    edit(folder, f"charts/{chart.name}", lambda spec: spec.update(title="better"))
+    rehash(folder)
+    assert verify_pack(folder).passed
+    found = {check.name for check in with_report_checks(folder, verify_pack(folder)).failed}
+    assert found == {"report", f"chart: charts/{chart.name}"}
+
+
+def test_a_report_that_another_machine_drew_passes_and_says_so(pack, tmp_path) -> None:
+    """Fonts differ between machines, and with them the drawings; the words and figures around them do not."""
+    result, _ = pack
+    folder = shutil.copytree(result.out, tmp_path / "pack")
+    page = (folder / "report.html").read_text()
+    assert '<svg class="chart wide"' in page
+    (folder / "report.html").write_text(re.sub(r'(<svg class="chart wide"[^>]*>)', r"\1<g></g>", page))
+    rehash(folder)
+    check = report_check(folder)
+    assert check.passed
+    assert "drawings, which this machine draws otherwise" in check.sentence
+
+
+def test_a_report_of_another_version_is_not_compared(pack, tmp_path) -> None:
+    result, _ = pack
+    folder = shutil.copytree(result.out, tmp_path / "pack")
+    (folder / "report.html").write_text("other")
+    edit(folder, "manifest.json", lambda manifest: manifest.update(kvassay_version="0.0.9"))
+    rehash(folder)
+    check = report_check(folder)
+    assert check.passed
+    assert "not compared: kvassay 0.0.9 wrote it" in check.sentence
+
+
+def test_a_contract_of_bytes_alone_needs_no_run(tiny_folder, tmp_path) -> None:
+    toml = TASK_ONLY.format(lines=3).partition("[task.recall]")[0] + "[bytes]\npersistent_per_token_max = 9000\n"
+    with pytest.raises(ContractError, match="kvassay bytes computes them"):
+        run_assessment(str(tiny_folder), parse_contract(toml), toml, tmp_path / "out")
+    assert nothing_written(tmp_path)
 
 
 def test_every_arm_is_measured_on_the_same_positions(pack) -> None:

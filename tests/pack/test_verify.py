@@ -16,13 +16,15 @@ import pytest
 
 from kvassay.core.contract import Contract, parse_contract
 from kvassay.core.digest import sha256_json
+from kvassay.core.kv_format import KVFormat
+from kvassay.core.ledger import predict_ledger
 from kvassay.core.records import Outcome
 from kvassay.errors import PackError
 from kvassay.judge import judge
 from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import read_pack
 from kvassay.pack.verify import verify_pack
-from tests.pack.sample_pack import CONTRACT_TOML
+from tests.pack.sample_pack import CONTRACT_TOML, GEOMETRY
 from tests.pack.tampering import edit, edit_rows, flip_byte, load, rehash, store
 
 CANDIDATE = "int8-token-head"
@@ -321,6 +323,44 @@ def test_a_geometry_that_does_not_give_the_ledgers(pack: Path) -> None:
     edit(pack, "subject.json", lambda subject: subject.pop("geometry"))
     rehash(pack)
     assert "geometry" in failing(pack)
+
+
+def change_document(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    return lambda subject: change(subject["corpus"]["documents"][3])
+
+
+SUBJECTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no corpus": lambda subject: subject.pop("corpus"),
+    "corpus of text": lambda subject: subject.update(corpus="hansard"),
+    "no documents": lambda subject: subject["corpus"].update(documents=[]),
+    "one document missing": lambda subject: subject["corpus"]["documents"].pop(),
+    "one document more": lambda subject: subject["corpus"]["documents"].append(
+        {**subject["corpus"]["documents"][0], "id": "doc-99"}
+    ),
+    "another length": change_document(lambda document: document.update(tokens=201)),
+    "other tokens": change_document(lambda document: document.update(scored_sha256="ab" * 32)),
+    "no digest": change_document(lambda document: document.pop("scored_sha256")),
+    "another slice": change_document(lambda document: document.update(slice="code")),
+}
+
+
+@pytest.mark.parametrize("kind", SUBJECTS)
+def test_rows_are_of_the_documents_that_the_subject_lists(pack: Path, kind: str) -> None:
+    edit(pack, "subject.json", SUBJECTS[kind])
+    rehash(pack)
+    assert failing(pack) == {"documents"}
+
+
+@pytest.mark.parametrize(("tokens", "batch"), [(4096, 1), (199, 1), (200, 2)])
+def test_ledgers_are_of_the_length_that_was_measured(pack: Path, tokens: int, batch: int) -> None:
+    """A long cache hides its windows and part-filled pages: bytes a token depend on the length."""
+    ledgers = load(pack, "ledgers.json")
+    for arm in load(pack, "arms.json"):
+        ledger = predict_ledger(GEOMETRY, KVFormat.model_validate(arm["format"]), tokens, batch)
+        ledgers[arm["name"]] = {"computed": ledger.to_json(), "allocated": None}
+    store(pack, "ledgers.json", ledgers)
+    rehash(pack)
+    assert failing(pack) == {f"ledger-tokens: {arm['name']}" for arm in load(pack, "arms.json")}
 
 
 def test_verdicts_written_in_other_bytes(pack: Path) -> None:

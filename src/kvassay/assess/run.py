@@ -187,6 +187,11 @@ class _Run:
                 f"the contract is for model {subject.model!r}, found {self._model_name!r}; "
                 "assess that model, or change subject.model in a copy of the contract"
             )
+        if not self._contract.has_fidelity and not self._contract.task:
+            raise ContractError(
+                "the contract bounds bytes alone, which need no run: kvassay bytes computes them; "
+                "add [fidelity.*] or [task.*] to assess what they cost"
+            )
         geometry = geometry_of(self._model_name)
         for arm in self._arms:
             check_serves(arm.kv_format, geometry)
@@ -218,7 +223,8 @@ class _Run:
             lines = self._contract.task["recall"].context_lines
             raise ContractError(
                 f"task.recall: items with context_lines = {lines} have up to {longest} tokens, "
-                f"{self._model_name} has a context of {context} tokens; at most about {max(1, lines * context // longest)} lines fit"
+                f"{self._model_name} has a context of {context} tokens; at most about "
+                f"{max(1, lines * context // longest)} lines fit"
             )
 
     def _measure_ledgers(self) -> dict[str, ArmLedgers]:
@@ -272,7 +278,7 @@ class _Run:
                 "prefill_reads": contract.inference.prefill_reads,
             },
             "geometry": loaded.geometry.model_dump(mode="json"),
-            **self._workload.to_json(),
+            **self._workload.to_json(contract.text.prompt_tokens),
             "task": {
                 "recall": None
                 if recall is None

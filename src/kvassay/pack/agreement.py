@@ -19,6 +19,7 @@ from kvassay.core.records import Arm, FormatVerdict, Outcome, Role
 from kvassay.errors import KvassayError
 from kvassay.pack import layout
 from kvassay.pack.checks import Check
+from kvassay.pack.documents import measured_length_fault
 from kvassay.pack.layout import PackManifest, is_pack_file
 from kvassay.pack.manifest import first_fault
 from kvassay.pack.reader import PackContent
@@ -106,6 +107,9 @@ def ledger_checks(pack: PackContent) -> Iterator[Check]:
         if arm.name not in pack.ledgers or isinstance(kv_format, str):
             continue
         pair = pack.ledgers[arm.name]
+        fault = measured_length_fault(pack, pair)
+        well = f"the ledger is of {pair.computed.tokens} tokens, the length that was measured"
+        yield Check(f"ledger-tokens: {arm.name}", fault is None, fault or well)
         yield _ledger_check(f"ledger: {arm.name}", geometry, kv_format, pair.computed)
         if pair.allocated:
             yield _ledger_check(f"ledger-allocated: {arm.name}", geometry, kv_format, pair.allocated)

@@ -19,6 +19,7 @@ from kvassay.pack.agreement import (
     row_count_checks,
 )
 from kvassay.pack.checks import Check, Verification, printable_checks
+from kvassay.pack.documents import document_checks
 from kvassay.pack.files import read_manifest, verify_files
 from kvassay.pack.layout import PACK_SCHEMA, VERDICTS, PackManifest
 from kvassay.pack.plain_files import read_plain
@@ -50,6 +51,7 @@ def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
     yield from _guarded("contract", lambda: contract_checks(pack, manifest))
     yield from _guarded("row-counts", lambda: row_count_checks(pack, manifest))
     yield from _guarded("arms", lambda: arm_checks(pack))
+    yield from _guarded("documents", lambda: document_checks(pack))
     yield from _guarded("ledgers", lambda: ledger_checks(pack))
     yield rejudge_check(pack, verdicts)
 
