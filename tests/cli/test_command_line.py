@@ -98,6 +98,8 @@ def test_formats_lists_every_preset(capsys) -> None:
         (["bytes", "MODEL", "--format", "f16", "--format", "int8-token,@3=f16"], "names layer 3, the model has layers"),
         (["bytes", "MODEL", "--format", "int8-token,@1h2=f16"], "names KV head 2 of layer 1, which has heads 0 to 1"),
         (["bytes", "no/such/model", "--format", "f16"], "no/such/model"),
+        (["bytes", "/dev/null", "--format", "f16"], "model '/dev/null' is neither a folder nor a plain file"),
+        (["bytes", "~nobody-of-this-name/m", "--format", "f16"], "~nobody-of-this-name/m"),
         (["bytes", "MODEL"], "--format"),
         (["nonsense"], "nonsense"),
         (["verify", "MISSING"], "MISSING"),

@@ -448,6 +448,49 @@ def test_an_edited_report_passes_unless_the_root_is_known(pack: Path, root: str)
     assert failing(pack, root) == {"expected-root"}
 
 
+def comment(pack: Path) -> None:
+    path = pack / "contract.toml"
+    path.write_text("# another comment\n" + path.read_text())
+
+
+def other_reverse_kl(rows: pa.Table) -> pa.Table:
+    place = rows.schema.get_field_index("reverse_kl_nats")
+    return rows.set_column(place, rows.schema.field(place), pc.multiply(rows.column(place), 2.0))
+
+
+BOUND_BY_HASHES_ALONE: dict[str, Callable[[Path], None]] = {
+    "created_utc": lambda pack: edit(pack, "manifest.json", lambda m: m.update(created_utc="2020-01-01T00:00:00Z")),
+    "kvassay_version": lambda pack: edit(pack, "manifest.json", lambda m: m.update(kvassay_version="9")),
+    "comments": comment,
+    "plan": lambda pack: store(pack, "plan.json", {}),
+    "environment": lambda pack: store(pack, "environment.json", {"cpu": "another"}),
+    "model": lambda pack: edit(pack, "subject.json", lambda subject: subject.update(model="another")),
+    "document history": lambda pack: edit(
+        pack, "subject.json", lambda subject: subject["corpus"]["documents"][0].update(sha256="11" * 32)
+    ),
+    "query_heads": lambda pack: edit(pack, "subject.json", lambda s: s["geometry"].update(query_heads=8)),
+    "max_context": lambda pack: edit(pack, "subject.json", lambda s: s["geometry"].update(max_context=None)),
+    "model_type": lambda pack: edit(pack, "subject.json", lambda s: s["geometry"].update(model_type="x")),
+    "scale_source": lambda pack: edit(pack, "arms.json", lambda arms: arms[0].update(scale_source="calibrated")),
+    "clipped_values": lambda pack: edit(pack, "arms.json", lambda arms: arms[0].update(clipped_values=5)),
+    "encoded_values": lambda pack: edit(pack, "arms.json", lambda arms: arms[0].update(encoded_values=5)),
+    "assumptions": lambda pack: edit(
+        pack, "ledgers.json", lambda ledgers: ledgers["kivi-4"]["computed"].update(assumptions=["none"])
+    ),
+    "allocated": lambda pack: edit(pack, "ledgers.json", lambda ledgers: ledgers["kivi-4"].update(allocated=None)),
+    "reverse_kl_nats": lambda pack: edit_rows(pack, "tokens", other_reverse_kl),
+}
+
+
+@pytest.mark.parametrize("what", BOUND_BY_HASHES_ALONE)
+def test_what_the_specification_says_is_bound_by_hashes_alone(pack: Path, root: str, what: str) -> None:
+    """An honest list: docs/spec/evidence-pack.md names each, and the root digest finds each."""
+    BOUND_BY_HASHES_ALONE[what](pack)
+    rehash(pack)
+    assert failing(pack) == set()
+    assert failing(pack, root) == {"expected-root"}
+
+
 def test_a_wrong_expected_root_fails_an_untouched_pack(pack: Path) -> None:
     assert failing(pack, "0" * 64) == {"expected-root"}
 
