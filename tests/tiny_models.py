@@ -35,11 +35,11 @@ _COMMON = {
 _SLIDING = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
 
-def tiny_config(name: str) -> PretrainedConfig:
-    """The config alone, for tests that need no weights."""
+def tiny_config(name: str, **changes) -> PretrainedConfig:
+    """The config alone, for tests that need no weights; `changes` go to Llama's."""
     match name:
         case "llama":
-            return LlamaConfig(**_COMMON)
+            return LlamaConfig(**{**_COMMON, **changes})
         case "qwen2":
             return Qwen2Config(**_COMMON)
         case "gemma2":
@@ -62,14 +62,14 @@ _CLASSES = {
 NAMES = tuple(_CLASSES)
 
 
-def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
+def tiny_model(name: str, seed: int = 0, **changes) -> PreTrainedModel:
     """A float64 model in eval mode; Qwen2 has a large key bias, GPT-OSS has learned attention sinks.
 
     float64, since two orders of float32 arithmetic differ by 1e-7, which now and then moves a value across a rounding
     boundary and so flips a code: a whole quantization step that is nobody's fault and would hide one that is.
     """
     torch.manual_seed(seed)
-    model = _CLASSES[name](tiny_config(name))
+    model = _CLASSES[name](tiny_config(name, **changes))
     with torch.no_grad():
         for layer in model.model.layers:
             if name == "qwen2":

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvassay.core.format_names import parse_format
     from kvassay.core.kv_format import KVFormat
     from kvassay.core.ledger import ByteLedger, predict_ledger
+    from kvassay.formats.packed_kv import PackedFormat, PackedKV, format, load_packed
 
 __version__ = "0.1.0"
 
@@ -21,13 +22,29 @@ _HOMES = {
     "ByteLedger": "kvassay.core.ledger",
     "Contract": "kvassay.core.contract",
     "KVFormat": "kvassay.core.kv_format",
+    "PackedFormat": "kvassay.formats.packed_kv",
+    "PackedKV": "kvassay.formats.packed_kv",
     "QuantizedCache": "kvassay.cache",
+    "format": "kvassay.formats.packed_kv",
     "load_contract": "kvassay.core.contract",
+    "load_packed": "kvassay.formats.packed_kv",
     "parse_format": "kvassay.core.format_names",
     "predict_ledger": "kvassay.core.ledger",
 }
 
-__all__ = ["ByteLedger", "Contract", "KVFormat", "QuantizedCache", "load_contract", "parse_format", "predict_ledger"]
+__all__ = [
+    "ByteLedger",
+    "Contract",
+    "KVFormat",
+    "PackedFormat",
+    "PackedKV",
+    "QuantizedCache",
+    "format",
+    "load_contract",
+    "load_packed",
+    "parse_format",
+    "predict_ledger",
+]
 
 
 def __getattr__(name: str) -> Any:

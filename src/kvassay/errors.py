@@ -38,6 +38,10 @@ class ForeignFormatError(KvassayError):
     """Packed bytes were offered to a decoder of another format."""
 
 
+class PackedKVError(KvassayError):
+    """A packed-KV file that cannot be written, read or trusted."""
+
+
 class ContractError(KvassayError):
     """A contract file that cannot be read as a contract; the message names the field path."""
 

@@ -353,3 +353,14 @@ def test_items_that_fit_a_short_context_run(short_model, tmp_path) -> None:
     assert verify_pack(result.out, result.manifest.root).passed
     rows = read_pack(result.out).tables.items.to_pylist()
     assert {row["context"] for row in rows} == {"recall/7/2", "recall/7/3", "recall/7/4"}
+
+
+@pytest.mark.parametrize("change", [('"kivi-4,recent=8"', '"kivi-4"'), ('canary = "int2-g32"', 'canary = "kivi-2"')])
+def test_b02_a_text_that_never_leaves_the_window_is_refused_before_the_model_is_read(
+    change, tiny_folder, contract_toml, tmp_path
+) -> None:
+    """Its verdict would be INVALID EVIDENCE: every query reads exact values."""
+    toml = contract_toml.replace(*change)
+    with pytest.raises(ContractError, match=r"keeps 128 tokens and more at full precision.* 0% would read any code"):
+        run_assessment(str(tiny_folder), parse_contract(toml), toml, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

@@ -229,3 +229,50 @@ def test_reset_forgets_everything() -> None:
     assert cache.get_seq_length() == 0
     with pytest.raises(GeometryError, match="empty"):
         cache.ledger()
+
+
+def test_a_refused_update_leaves_keys_and_values_as_they_were() -> None:
+    """Good keys beside bad values: neither side may keep the call."""
+    cache = QuantizedCache(tiny_models.tiny_config("llama"), "int4-g32,recent=4")
+    cache.update(values(9), values(9), 0)
+    bad = values(3)
+    bad[0, 0, 1, 5] = torch.nan
+    with pytest.raises(NonFiniteError, match="values of layer 0"):
+        cache.update(values(3), bad, 0)
+    keys, seen = cache.update(values(2), values(2), 0)
+    assert keys.shape[2] == seen.shape[2] == 11
+
+
+@pytest.mark.parametrize(
+    ("keys", "vals", "message"),
+    [
+        (values(5), values(3), r"keys of \(batch, tokens\) \(2, 5\) and values of \(2, 3\)"),
+        (values(1, batch=3), values(1, batch=3), "expected 2 rows"),
+        (values(1)[..., :32], values(1), r"\(kv_heads, head_dim\) = \(2, 32\)"),
+        (values(1).long(), values(1), "torch.int64"),
+        (values(1)[0], values(1), "expected floats"),
+    ],
+)
+def test_later_calls_of_another_shape_or_dtype_are_refused(keys, vals, message) -> None:
+    cache = QuantizedCache(tiny_models.tiny_config("llama"), "int8-token-head")
+    cache.update(values(4), values(4), 0)
+    with pytest.raises(GeometryError, match=message):
+        cache.update(keys, vals, 0)
+
+
+@pytest.mark.parametrize("name", ["kivi-4,recent=0", "kv=int8:group32/asym", "fp8-e4m3-token-head", "q8_0"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_values_near_the_end_of_the_range_are_read_back_finite(name, dtype) -> None:
+    """codes x scale overflows float16 where the value itself fits, so decoding computes in float32."""
+    x = (values(64) * 20000).clamp(-60000, 60000)
+    store = key_store(parse_format(f"{name},exact=f32"))
+    store.append(x)
+    read = store.read(dtype)
+    assert bool(torch.isfinite(read).all())
+    torch.testing.assert_close(read, store.read().clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype))
+
+
+def test_a_cache_keeps_no_gradient_graph() -> None:
+    cache = QuantizedCache(tiny_models.tiny_config("llama"), "int4-g32,recent=4")
+    keys, _ = cache.update(values(9).requires_grad_(), values(9), 0)
+    assert not keys.requires_grad

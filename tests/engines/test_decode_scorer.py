@@ -182,3 +182,31 @@ def test_a_context_shorter_than_the_check_will_do() -> None:
     config = GPT2Config(vocab_size=97, n_positions=24, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
     scorer = scorer_of(GPT2LMHeadModel(config).eval())
     assert scorer.reference(torch.arange(24)).hidden.shape == (24, 32)
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}, 48),
+        (
+            {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 32,
+                "long_factor": [4.0] * 32,
+                "original_max_position_embeddings": 60,
+            },
+            60,
+        ),
+    ],
+)
+def test_rotary_frequencies_that_follow_the_length_are_refused_beyond_their_limit(rope, limit) -> None:
+    """One pass would rotate early keys by the frequencies of the whole length, a run by steps by those of its time."""
+    model = tiny_models.tiny_model("llama", rope_parameters=rope, max_position_embeddings=48)
+    scorer = scorer_of(model)
+    kv_format = parse_format("int8-token-head")
+    token_ids = torch.arange(3, 3 + limit)
+    found = scorer.candidate(token_ids, 20, scorer.reference(token_ids), kv_format)
+    assert_equal_logits(scorer, found.hidden, stepwise_hidden(model, token_ids, 20, kv_format, None))
+    with pytest.raises(ModelError, match=f"frequencies change beyond {limit} tokens"):
+        scorer.reference(torch.arange(3, 4 + limit))

@@ -86,7 +86,7 @@ def test_too_short_documents_are_counted() -> None:
         text_documents(corpus(2, 3, 200, 2), PLAIN, documents=2, prompt_tokens=100, scored_tokens=50, seed=0)
     assert str(caught.value) == (
         "corpus 'test': 1 of 4 documents of 'own' are long enough, 2 are needed (at least 150 tokens: "
-        "100 of history and 50 scored); ask for fewer or shorter documents, or add texts"
+        "100 of history and 50 scored); ask for fewer (a verdict needs 20) or shorter documents, or add texts"
     )
 
 

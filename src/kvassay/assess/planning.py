@@ -26,6 +26,7 @@ def plan_record(contract: Contract, arms: Sequence[PlannedArm], pilot: Pilot, wo
     clauses = [entry for arm in arms for entry in _arm_clauses(contract, arm, pilot)]
     return {
         "contract_sha256": contract.sha256,
+        "power_asked": contract.inference.power,
         "pilot": {
             "documents": len(workload.pilot_documents),
             "document_ids": [document.id for document in workload.pilot_documents],
@@ -59,6 +60,7 @@ def _document_entry(contract: Contract, arm: PlannedArm, clause: str, limit: flo
     if variation is None:
         return {
             "arm": arm.name,
+            "role": arm.role.value,
             "clause": clause,
             "unit": _unit(clause),
             "expected": mean,
@@ -74,6 +76,7 @@ def _document_entry(contract: Contract, arm: PlannedArm, clause: str, limit: flo
     needed = plan_documents(sign * mean, variation, sign * limit, alpha, power).documents
     return {
         "arm": arm.name,
+        "role": arm.role.value,
         "clause": clause,
         "unit": _unit(clause),
         "expected": mean,
@@ -98,6 +101,7 @@ def _pairs_entry(
     direction = "on the margin, which no number of contexts decides" if on_margin else f"towards {_towards(inside)}"
     return {
         "arm": arm.name,
+        "role": arm.role.value,
         "clause": "task.recall",
         "unit": "share of items",
         "expected": delta,

@@ -13,6 +13,7 @@ import torch
 
 from kvassay.assess.arms import PlannedArm, planned_arms
 from kvassay.assess.document_rows import DocumentPasses, TokenRows
+from kvassay.assess.engagement_check import check_engagement
 from kvassay.assess.environment import environment_record, peak_rss_nbytes
 from kvassay.assess.examples import WorstExamples
 from kvassay.assess.measurement import Subject, Tally, measure_documents, measure_items
@@ -50,6 +51,8 @@ class Assessment(NamedTuple):
     plan: dict[str, Any]
     answer: str
     """One sentence: the smallest candidate that met the contract, its bytes and its loss."""
+    tokens: int
+    """Of the cache whose bytes are counted."""
     bits: dict[str, float]
     """Stored bits per value by arm: persistent bytes of a document's cache, windows, sinks and padding included."""
 
@@ -86,7 +89,7 @@ def run_assessment(
         for name, spec in chart_specs(content).items():
             pack.write_chart(name, spec)
         pack.write_report(render_report(content))
-        return Assessment(pack.out, pack.commit(), verdicts, run.plan, headline(content), run.bits)
+        return Assessment(pack.out, pack.commit(), verdicts, run.plan, headline(content), run.ledger_tokens, run.bits)
 
 
 class _Run:
@@ -168,6 +171,10 @@ class _Run:
         return verdicts
 
     @property
+    def ledger_tokens(self) -> int:
+        return next(iter(self._ledgers.values())).computed.tokens
+
+    @property
     def bits(self) -> dict[str, float]:
         return {name: 16 * pair.computed.ratio_to_float16 for name, pair in self._ledgers.items()}
 
@@ -195,6 +202,7 @@ class _Run:
         geometry = geometry_of(self._model_name)
         for arm in self._arms:
             check_serves(arm.kv_format, geometry)
+        check_engagement(self._contract, self._arms)
         length = self._contract.text.prompt_tokens + self._contract.text.scored_tokens
         if self._contract.has_fidelity and geometry.max_context is not None and length > geometry.max_context:
             raise ContractError(
@@ -263,6 +271,7 @@ class _Run:
             "model": {
                 "name": self._model_name,
                 "source": loaded.source.kind.value,
+                "stored_weights": loaded.stored_weights,
                 "revision": loaded.revision,
                 "weights_sha256": loaded.hashes.weights,
                 "weight_files_sha256": loaded.hashes.weight_files,

@@ -87,10 +87,20 @@ class QuantizedLayer(CacheLayerMixin):
             yield from (group.keys, group.values)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self._check_states(key_states, value_states)
+        self.is_initialized = True
+
+    def _check_states(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Raise GeometryError unless both sides are floats of the config's shape and of the rows that are stored."""
         for what, states, dim in (
             ("keys", key_states, self.geometry.head_dim),
             ("values", value_states, self.geometry.value_dim),
         ):
+            if states.ndim != 4 or not states.is_floating_point():
+                raise GeometryError(
+                    f"{what} of layer {self._index} are {states.dtype} of shape {tuple(states.shape)}; expected floats "
+                    "[batch, kv_heads, tokens, head_dim]"
+                )
             expected = (self.geometry.kv_heads, dim)
             found = (states.shape[1], states.shape[3])
             if found != expected:
@@ -98,12 +108,20 @@ class QuantizedLayer(CacheLayerMixin):
                     f"{what} of layer {self._index} have (kv_heads, head_dim) = {found}, the config says {expected}; "
                     "pass keys before they are repeated to query heads"
                 )
-        self.is_initialized = True
+        rows = self.stored_heads[0].keys.batch or key_states.shape[0]
+        found_rows = {key_states.shape[0], value_states.shape[0]}
+        if found_rows != {rows} or key_states.shape[2] != value_states.shape[2]:
+            raise GeometryError(
+                f"layer {self._index} got keys of (batch, tokens) {(key_states.shape[0], key_states.shape[2])} and "
+                f"values of {(value_states.shape[0], value_states.shape[2])}; expected {rows} rows and equal lengths"
+            )
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         """Append `[batch, kv_heads, tokens, dim]` and return what this call's queries read."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+        self._check_states(key_states, value_states)
+        self.is_initialized = True
+        # A cache holds numbers, not a graph: a training step that needs gradients through keys keeps its own.
+        key_states, value_states = key_states.detach(), value_states.detach()
         new = [
             (store, states[:, list(group.heads)] if len(self.stored_heads) > 1 else states)
             for group in self.stored_heads

@@ -16,7 +16,7 @@ from kvassay.core.layout import static_nbytes, streams
 from kvassay.core.ledger import page_tokens
 from kvassay.errors import KvassayError, RangeError
 from kvassay.formats import Calibration, Encoded, quantizer
-from kvassay.formats.base import require_finite
+from kvassay.formats.base import decode_as, require_finite
 from kvassay.formats.floating import round_to
 
 OnClip = Literal["raise", "count"]
@@ -155,4 +155,5 @@ class SideStore:
         blocks = {name: array.blocks for name, array in self._streams.items() if array.num_blocks}
         if not blocks:
             return None
-        return self._quantizer.decode({k: v for k, v in blocks.items() if v is not None}, dtype, self._calibration)
+        streams = {name: array for name, array in blocks.items() if array is not None}
+        return decode_as(self._quantizer, streams, dtype, self._calibration)

@@ -65,7 +65,10 @@ def assess(
         manifest = {"out": str(result.out), "root": result.manifest.root, "answer": result.answer, "plan": result.plan}
         print_json({**manifest, "verdicts": verdicts.model_dump(mode="json")})
         return verdicts.exit_code
-    _print_verdicts(verdicts.formats, result.bits)
+    _print_verdicts(verdicts.formats, result.bits, result.tokens)
+    for verdict in verdicts.formats:
+        if verdict.role is Role.CANDIDATE and verdict.outcome is not Outcome.MET:
+            print(f"{verdict.arm}: {_WORDS[verdict.outcome]}: {verdict.reason}")
     for control in verdicts.controls:
         state = "not run" if control.passed is None else "passed" if control.passed else "FAILED"
         print(f"control {control.name}: {state}: {control.reason}")
@@ -114,20 +117,38 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
     header = ["format", "clause", "expected", "limit", "n", "n needed", "chance of a verdict"]
     for text in table_lines(header, rows, right=(2, 3, 4, 5, 6)):
         line(text)
+    asked = plan["power_asked"]
+    for clause in plan["clauses"]:
+        if clause["role"] == Role.CANDIDATE.value and clause["power"] is not None and clause["power"] < asked:
+            line(
+                f"note: {clause['arm']}, {clause['clause']}: {clause['n_planned']} {clause['n_unit']} give a chance of "
+                f"{clause['power']:.2f}, the contract asks for {asked}; {clause['n_needed']} would do"
+            )
     line(
         f"cost: {cost['reference_tokens']:,} reference and {cost['candidate_tokens']:,} candidate tokens, "
         f"about {cost['seconds_expected']:.0f} s"
     )
 
 
-def _print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float]) -> None:
+def _print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float], tokens: int) -> None:
     rows = []
     for verdict in formats:
         decisive = [clause for clause in verdict.clauses if not clause.details.get("descriptive")]
         for index, clause in enumerate(decisive):
             lead = [verdict.arm, _ROLES[verdict.role], f"{bits[verdict.arm]:.3f}", _WORDS[verdict.outcome]]
             rows.append([*(lead if index == 0 else [""] * 4), _clause_name(clause), *_clause_cells(clause)])
-    header = ["format", "role", "bits/value", "verdict", "clause", "estimate", "95% bounds", "limit", "n", "outcome"]
+    header = [
+        "format",
+        "role",
+        f"bits @{tokens}",
+        "verdict",
+        "clause",
+        "estimate",
+        "95% bounds",
+        "limit",
+        "n",
+        "outcome",
+    ]
     print_table(header, rows, right=(2, 5, 6, 7, 8))
 
 

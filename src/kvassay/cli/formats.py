@@ -1,26 +1,38 @@
-"""`kvassay formats`: the formats that have a name, and what they store."""
+"""`kvassay formats`: named formats and the methods they are made of, what they store, and where they come from."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import cyclopts
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from kvassay.cli.format_details import engine_rows, show, side_details
 from kvassay.cli.output import print_json, print_table
-from kvassay.core.format_names import PRESETS, parse_format
-from kvassay.core.layout import stored_bits_per_value
-from kvassay.errors import GeometryError
+from kvassay.core.format_names import PRESETS, Preset, parse_format
+from kvassay.core.methods import method_of
+from kvassay.core.methods import methods as method_table
+from kvassay.core.presets import Conformance
+from kvassay.core.side_names import parse_side
 
 GRAMMAR = (
     "Any preset takes options: kivi-4,recent=32,sinks=4. Or write both sides: "
     "k=int8:token-head,v=int4:group64,recent=16,skip=0+1,exact=bf16"
 )
+MARKS = {Conformance.PROVEN: "=", Conformance.READ: "~", Conformance.NOT_EQUAL: "≠"}
+
+formats = cyclopts.App(
+    name="formats", help="Every named format with its stored bits a value; `formats show NAME` explains one."
+)
+formats.command(show)
 
 
-def formats(
+@formats.default
+def list_formats(
     *,
     head_dim: Annotated[int, Parameter(validator=Number(gte=1, lte=4096))] = 128,
+    methods: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Every named format with its stored bits a value: codes and metadata, before windows and sinks.
@@ -29,46 +41,100 @@ def formats(
     ----------
     head_dim
         Head size for which stored bits are shown.
+    methods
+        List the methods instead, those of other installed packages included, each with examples of its codec texts.
     json
         Print one JSON document.
     """
-    rows = [_row(preset.name, head_dim) for preset in PRESETS]
+    if methods:
+        return _print_methods(head_dim, json)
+    rows = [_row(preset, head_dim) for preset in PRESETS]
     if json:
         print_json(rows)
         return 0
     print_table(
-        ["format", "K bits", "V bits", "recent", "digest", "what it is"],
+        ["format", "K bits", "V bits", "recent", "family", "engines", "what it is"],
         [
-            [r["name"], _bits(r["key_bits"]), _bits(r["value_bits"]), r["recent"], r["digest"][:12], r["source"]]
+            [
+                r["name"],
+                _bits(r["key_bits"]),
+                _bits(r["value_bits"]),
+                r["recent"],
+                _families(r),
+                _engines(r),
+                r["source"],
+            ]
             for r in rows
         ],
         right=(1, 2, 3),
+    )
+    print("\nHow an engine's codes compare with ours (notes: kvassay formats show NAME):")
+    for conformance, mark in MARKS.items():
+        print(f"  {mark} {conformance.value}")
+    print("Methods and their sources:")
+    used = {side["method"]: side for row in rows for side in (row["keys"], row["values"])}
+    for name, side in used.items():
+        print(f"  {name}: {side['summary']}. {side['method_source']}")
+    print(GRAMMAR)
+    return 0
+
+
+def _row(preset: Preset, head_dim: int) -> dict[str, Any]:
+    kv_format = parse_format(preset.name)
+    keys, values = side_details(kv_format.keys, head_dim), side_details(kv_format.values, head_dim)
+    return {
+        "name": preset.name,
+        "text": preset.text,
+        "source": preset.source,
+        "families": list(dict.fromkeys(method_of(spec).family.value for spec in (kv_format.keys, kv_format.values))),
+        "engines": engine_rows(preset),
+        "key_bits": keys["stored_bits"],
+        "value_bits": values["stored_bits"],
+        "head_dim": head_dim,
+        "sinks": kv_format.sinks,
+        "recent": kv_format.recent,
+        "exact_dtype": kv_format.exact_dtype,
+        "digest": kv_format.digest,
+        "keys": keys,
+        "values": values,
+    }
+
+
+def _print_methods(head_dim: int, json: bool) -> int:
+    rows = [
+        {
+            "codec": text,
+            "method": method.name,
+            "family": method.family.value,
+            "stored_bits": side_details(parse_side(text), head_dim)["stored_bits"],
+            "head_dim": head_dim,
+            "summary": method.summary,
+            "source": method.source,
+        }
+        for method in method_table().values()
+        for text in method.examples
+    ]
+    if json:
+        print_json(rows)
+        return 0
+    print_table(
+        ["codec", "bits", "family", "what it is"],
+        [[r["codec"], _bits(r["stored_bits"]), r["family"], r["summary"]] for r in rows],
+        right=(1,),
     )
     print(GRAMMAR)
     return 0
 
 
-def _row(name: str, head_dim: int) -> dict:
-    kv_format = parse_format(name)
-    preset = next(preset for preset in PRESETS if preset.name == name)
-    bits = []
-    for spec in (kv_format.keys, kv_format.values):
-        try:
-            bits.append(stored_bits_per_value(spec, 1, head_dim))
-        except GeometryError:
-            bits.append(None)  # this format cannot serve this head size
-    return {
-        "name": name,
-        "text": preset.text,
-        "source": preset.source,
-        "key_bits": bits[0],
-        "value_bits": bits[1],
-        "head_dim": head_dim,
-        "sinks": kv_format.sinks,
-        "recent": kv_format.recent,
-        "digest": kv_format.digest,
-    }
-
-
 def _bits(bits: float | None) -> str:
     return "-" if bits is None else f"{bits:.4g}"
+
+
+def _families(row: dict[str, Any]) -> str:
+    return " / ".join(row["families"])
+
+
+def _engines(row: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{MARKS[Conformance[each['conformance']]]} {each['engine']} {each['name']}" for each in row["engines"]
+    )

@@ -25,7 +25,8 @@ ASSUMPTIONS = (
     "Codes are tightly packed; alignment is 1 byte within an array and no header is stored with a page.",
     f"Stored arrays grow by pages of {PAGE_TOKENS} tokens.",
     "Object headers, allocator rounding, weights and activations are excluded.",
-    "The transient figure is one layer's keys and values, decoded to float32 for a decode step.",
+    "The transient figure is one layer's keys and values as the float32 arrays that a decode step reads, also where "
+    "nothing is decoded.",
 )
 
 

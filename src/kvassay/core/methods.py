@@ -114,6 +114,8 @@ class Method(NamedTuple):
     """Arrays of the method's own; None for codes with scales (and minimums) by granularity."""
     options: tuple[Option, ...] = ()
     may_rotate: bool = True
+    error_bound: str = ""
+    """A sentence on |x − x̂| that `formats show` prints; empty where none is given."""
 
 
 @cache

@@ -33,6 +33,36 @@ class Preset(NamedTuple):
 
 
 _LLAMA_CPP = "llama.cpp"
+_TURBO_KEYS = (
+    "keys: plain Hadamard, 16-bit norm, levels and dense codes as in triton_turboquant_store (levels there solved with "
+    "200-point sums: up to 0.002 lower, of the unit Gaussian)"
+)
+_TURBO_VALUES = (
+    "values: the same grid and bytes, but codes there come from the unrounded scale and minimum, rounded half up"
+)
+_TURBO_LAYERS = "by default the first two and last two layers of a dense model stay 16 bit: write skip="
+
+
+def _vllm_turboquant(name: str, keys: str) -> EngineName:
+    return EngineName("vLLM", name, Conformance.NOT_EQUAL, f"{keys}; {_TURBO_VALUES}; {_TURBO_LAYERS}")
+
+
+_EXL3 = tuple(
+    Preset(
+        f"exl3-{bits}",
+        f"kv=exl3-{bits}",
+        f"exllamav3 cache: groups of 32, Hadamard 32, {bits}-bit midpoint grid, float16 scale",
+        (
+            EngineName(
+                "exllamav3",
+                f"-cq {bits}",
+                Conformance.READ,
+                "codes and scales of quant_block_x4, compand_a 0; the engine packs bit planes, decodes to float16",
+            ),
+        ),
+    )
+    for bits in (8, 6, 5, 4, 3, 2)
+)
 
 PRESETS: tuple[Preset, ...] = (
     Preset("f32", "kv=f32,exact=f32", "plain float32 cache: the numerical reference on a CPU"),
@@ -68,10 +98,38 @@ PRESETS: tuple[Preset, ...] = (
         (EngineName(_LLAMA_CPP, "q8_0", Conformance.PROVEN),),
     ),
     Preset(
+        "q5_1",
+        "kv=q5_1",
+        "ggml block: 32 5-bit codes, float16 scale and minimum",
+        (EngineName(_LLAMA_CPP, "q5_1", Conformance.PROVEN),),
+    ),
+    Preset(
+        "q5_0",
+        "kv=q5_0",
+        "ggml block: 32 5-bit codes, float16 scale",
+        (EngineName(_LLAMA_CPP, "q5_0", Conformance.PROVEN),),
+    ),
+    Preset(
+        "q4_1",
+        "kv=q4_1",
+        "ggml block: 32 4-bit codes, float16 scale and minimum",
+        (EngineName(_LLAMA_CPP, "q4_1", Conformance.PROVEN),),
+    ),
+    Preset(
         "q4_0",
         "kv=q4_0",
         "ggml block: 32 4-bit codes, float16 scale",
         (EngineName(_LLAMA_CPP, "q4_0", Conformance.PROVEN),),
+    ),
+    Preset(
+        "iq4_nl",
+        "kv=iq4_nl",
+        "ggml block: 32 4-bit codes into a table of 16 levels, float16 scale",
+        (
+            EngineName(
+                _LLAMA_CPP, "iq4_nl", Conformance.PROVEN, "codes of an all-zero block excepted, which nothing reads"
+            ),
+        ),
     ),
     Preset(
         "kivi-4",
@@ -82,6 +140,77 @@ PRESETS: tuple[Preset, ...] = (
         "kivi-2",
         "k=int2:channel32,v=int2:group32,recent=128",
         "KIVI (Liu et al. 2024, arXiv:2402.02750): K per channel, V per token, residual 128",
+    ),
+    Preset(
+        "kivi-2-promoted",
+        "k=kivi-mix:channel32,v=int2:group32,recent=128",
+        "KIVI with 16 key channels a block at 4 bit, as in Kitty (Xia et al. 2025, arXiv:2511.18643)",
+    ),
+    Preset(
+        "kvarn",
+        "k=kvarn-4:tile128/had,v=kvarn-2:tile128/had/axis=token,sinks=128",
+        "KVarN (Muller et al. 2026, arXiv:2606.03458): K 4 bit per channel, V 2 bit per token, tiles of 128",
+        (
+            EngineName(
+                "vLLM fork of KVarN", "kvarn_k4v2_g128", Conformance.READ, "one sink block; 8 rounds of balancing"
+            ),
+        ),
+    ),
+    *_EXL3,
+    Preset(
+        "turboquant-mse-4",
+        "kv=lloyd-4:token-head/had/seed=1",
+        "TurboQuant-MSE (arXiv:2504.19874): randomized Hadamard, float16 norm, 4-bit Lloyd-Max",
+    ),
+    Preset(
+        "turboquant-mse-3",
+        "kv=lloyd-3:token-head/had/seed=1",
+        "TurboQuant-MSE (arXiv:2504.19874): randomized Hadamard, float16 norm, 3-bit Lloyd-Max",
+    ),
+    Preset(
+        "turboquant-k8v4",
+        "k=fp8-e4m3,v=int4:token-head/scale=f16",
+        "vLLM: float8 keys by cast, 4-bit asymmetric values with float16 scale and minimum a token and head",
+        (_vllm_turboquant("turboquant_k8v4", "keys: e4m3 cast (e4b15 before compute capability 8.9)"),),
+    ),
+    Preset(
+        "turboquant-4bit-nc",
+        "k=lloyd-4:token-head/had/norm=preserved,v=int4:token-head/scale=f16",
+        "vLLM: rotated 4-bit Lloyd-Max keys that keep their norm, 4-bit asymmetric values",
+        (_vllm_turboquant("turboquant_4bit_nc", _TURBO_KEYS),),
+    ),
+    Preset(
+        "turboquant-k3v4-nc",
+        "k=lloyd-3:token-head/had/norm=preserved,v=int4:token-head/scale=f16",
+        "vLLM: rotated 3-bit Lloyd-Max keys that keep their norm, 4-bit asymmetric values",
+        (_vllm_turboquant("turboquant_k3v4_nc", _TURBO_KEYS),),
+    ),
+    Preset(
+        "turboquant-3bit-nc",
+        "k=lloyd-3:token-head/had/norm=preserved,v=int3:token-head/scale=f16",
+        "vLLM: rotated 3-bit Lloyd-Max keys that keep their norm, 3-bit asymmetric values",
+        (_vllm_turboquant("turboquant_3bit_nc", _TURBO_KEYS),),
+    ),
+    Preset(
+        "lmdeploy-42",
+        "k=lloyd-qjl-4:token-head/had/sketch=identity,v=lloyd-2:token-head/had",
+        "LMDeploy: rotated 3-bit Lloyd-Max keys with the signs of the residual, rotated 2-bit Lloyd-Max values",
+        (
+            EngineName(
+                "LMDeploy",
+                "quant_policy=42",
+                Conformance.NOT_EQUAL,
+                "levels, rotation, signs and bytes a token are those of _fill_page_quant_turbo_qjl4 and _turbo_int2; "
+                "there codes come from the unrounded norm, norms have the model's dtype, the residual's is a share of "
+                "the row's, and code bits of channels D/2 apart (values: D/4) share a byte, a sign above its code",
+            ),
+        ),
+    ),
+    Preset("nf4-g64", "kv=nf4:group64", "NF4 (QLoRA, arXiv:2305.14314), groups of 64 channels, float16 absmax"),
+    Preset(
+        "kvquant-nf4",
+        "k=nf4:channel128/asym/outliers=1,v=nf4:token-head/asym/outliers=1",
+        "after KVQuant (arXiv:2401.18079): asymmetric NF4, K per channel, V per token, one outlier a row",
     ),
 )
 

@@ -81,8 +81,47 @@ def stored(parameter: Tensor, scale_dtype: str, what: str) -> Tensor:
     rounded = parameter.to(getattr(torch, scale_dtype))
     if not bool(torch.isfinite(rounded).all()):
         largest = float(parameter.abs().max())
-        raise RangeError(f"a {what} of {largest:.4g} does not fit {scale_dtype}; use the modifier scale=f32")
+        wider = "a format with float32 scales, such as int8:token-head or scale=f32"
+        way_out = "scale the values down" if scale_dtype == "float32" else f"use {wider}"
+        raise RangeError(f"a {what} of {largest:.4g} does not fit {scale_dtype}; {way_out}")
     return rounded
+
+
+def stored_outward(parameter: Tensor, scale_dtype: str, what: str, *, up: bool) -> Tensor:
+    """Like `stored`, rounded up (or down) where the stored dtype has 16 bits.
+
+    A range that is rounded outward loses no value to saturation. float32 keeps round-to-nearest: its error is far
+    below half a step of 8-bit codes.
+    """
+    rounded = stored(parameter, scale_dtype, what)
+    if rounded.element_size() != 2:
+        return rounded
+    missed = rounded.to(parameter.dtype) < parameter if up else rounded.to(parameter.dtype) > parameter
+    if not bool(missed.any()):
+        return rounded
+    # Neighbours in 16-bit floats are neighbours in their bits; the sign bit turns the direction, and zero has two.
+    bits = rounded.view(torch.int16)
+    away = torch.where(
+        rounded == 0, bits.new_full((), 1 if up else -0x7FFF), torch.where((bits >= 0) == up, bits + 1, bits - 1)
+    )
+    outward = torch.where(missed, away, bits).view(rounded.dtype)
+    return stored(outward, scale_dtype, what)
+
+
+def decode_as(
+    codec: Quantizer, streams: Streams, dtype: torch.dtype, calibration: Calibration | None = None
+) -> Float[Tensor, "batch kv_heads tokens dim"]:
+    """Decoded values for a model of `dtype`: computed in float32 (float64 for float64), then cast.
+
+    16-bit arithmetic would overflow in codes x scale where the value itself fits, and round twice. What decodes
+    beyond the range of `dtype` becomes its largest value, never infinity.
+    """
+    computing = torch.float64 if dtype == torch.float64 else torch.float32
+    values = codec.decode(streams, computing, calibration)
+    if dtype == computing:
+        return values
+    largest = torch.finfo(dtype).max
+    return values.clamp(-largest, largest).to(dtype)
 
 
 def static_parameters(spec: QuantSpec, calibration: Calibration | None) -> Mapping[str, Tensor]:

@@ -6,8 +6,8 @@ Asymmetric: minimum = min x; scale = (max x − minimum) / (2^b − 1); q = roun
 x̂ = q · scale + minimum. Storing scale and minimum (and not a zero point) keeps constant and tiny groups finite.
 
 Scale and minimum are rounded to their stored dtype *before* the codes are computed, so that rounding errs against the
-numbers the decoder will use. A zero group, and one whose scale underflows in the stored dtype, uses scale one.
-Error bound: |x − x̂| <= scale/2 + levels · ulp(scale)/2 (+ ulp(minimum)/2), the last terms from the metadata's rounding.
+numbers the decoder will use; in 16 bits the scale is rounded up and the minimum down, so that no value of the group
+saturates. A zero group uses scale one. Error bound of a dynamic scale: |x − x̂| <= scale/2, the stored scale.
 
 Sources: 8-bit symmetric as in the attention-error experiment (R67 to R71); asymmetric per channel and per token as in
 KIVI (Liu et al. 2024, arXiv:2402.02750, section 3). Deviation from KIVI's code: the range is measured from the *stored*
@@ -32,7 +32,7 @@ from kvassay.formats.base import (
     count_changed,
     require_finite,
     static_parameters,
-    stored,
+    stored_outward,
 )
 from kvassay.formats.grouping import (
     block_codes,
@@ -110,12 +110,12 @@ class IntegerQuantizer(Quantizer):
     def _fit(self, grouped: Tensor, axes: tuple[int, ...]) -> _Grid:
         if self.spec.symmetric:
             return _Grid(self._scale(grouped.abs().amax(axes, keepdim=True)), None)
-        minimum = stored(grouped.amin(axes, keepdim=True), self._scale_dtype, "minimum")
+        minimum = stored_outward(grouped.amin(axes, keepdim=True), self._scale_dtype, "minimum", up=False)
         value_range = grouped.amax(axes, keepdim=True) - minimum.to(grouped.dtype)
         return _Grid(self._scale(value_range.clamp_min(0)), minimum)
 
     def _scale(self, value_range: Tensor) -> Tensor:
-        scale = stored(value_range / self._largest_code, self._scale_dtype, "scale")
+        scale = stored_outward(value_range / self._largest_code, self._scale_dtype, "scale", up=True)
         return torch.where(scale == 0, torch.ones_like(scale), scale)
 
     def _round(self, grouped: Tensor, grid: _Grid) -> tuple[Tensor, int]:

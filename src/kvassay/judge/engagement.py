@@ -56,7 +56,7 @@ def engagement(
         # The query stands behind the whole context, so at least these tokens are older than it.
         older = np.nan_to_num(rows.context_tokens).astype(np.int64)
         _note(f"task.{task}", _reads_fault(arm, kv_format, rows.stored_reads, older), rows, faults, seen)
-    controls = [_engaged_control(faults, seen), _drift_control(tokens)]
+    controls = [_engaged_control(faults, seen), _drift_control(tokens, faults.get("fidelity"))]
     if controls[1].passed is False:
         faults.setdefault("fidelity", controls[1].reason)
     return Engagement(tuple(controls), faults)
@@ -64,11 +64,7 @@ def engagement(
 
 def expected_reads(kv_format: KVFormat, older: NDArray[np.int64]) -> NDArray[np.int64]:
     """Tokens that the format stores in codes once `older` tokens are held, in a layer that sees all of them."""
-    plans = [
-        SidePlan(side, kv_format.sinks, kv_format.recent, None)
-        for side in (kv_format.keys, kv_format.values)
-        if not side.is_exact
-    ]
+    plans = [SidePlan(side, kv_format.sinks, kv_format.recent, None) for side in kv_format.specs if not side.is_exact]
     lengths, place = np.unique(older, return_inverse=True)
     counts = [[plan.committed_tokens(int(length)) for length in lengths] for plan in plans]
     return np.max(np.array(counts, dtype=np.int64), axis=0)[place]
@@ -95,7 +91,9 @@ def _reads_fault(arm: Arm, kv_format: KVFormat, reads: Floats, older: NDArray[np
 def _note(level: str, fault: str | None, rows: TokenRows | ItemRows, faults: dict[str, str], seen: list[str]) -> None:
     if fault is not None:
         faults[level] = fault
-    seen.append(f"{level}: {figure(float(np.nan_to_num(rows.stored_reads).mean()))} stored tokens read a query")
+    seen.append(
+        f"{level}: a query read {figure(float(np.nan_to_num(rows.stored_reads).mean()))} stored tokens on average"
+    )
 
 
 def _engaged_control(faults: dict[str, str], seen: list[str]) -> ControlResult:
@@ -107,9 +105,12 @@ def _engaged_control(faults: dict[str, str], seen: list[str]) -> ControlResult:
     return ControlResult(name="engaged", passed=True, reason="; ".join(seen))
 
 
-def _drift_control(tokens: TokenRows | None) -> ControlResult:
+def _drift_control(tokens: TokenRows | None, not_engaged: str | None) -> ControlResult:
     if tokens is None:
         return ControlResult(name="drift", passed=None, reason="not run: the arm has no token rows")
+    if not_engaged is not None:
+        # What moves the KL of such an arm is its 16-bit window, not its codes.
+        return ControlResult(name="drift", passed=None, reason=f"does not apply: {not_engaged}")
     moved = int(np.count_nonzero(tokens.kl_nats != 0))
     if moved == 0:
         reason = f"KL is exactly zero at all {tokens.size} positions: the quantized store was not used"

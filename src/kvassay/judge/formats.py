@@ -69,7 +69,12 @@ def overall(formats: Sequence[FormatVerdict]) -> Overall:
     """Candidates alone decide; canary and A/A never count."""
     candidates = [verdict for verdict in formats if verdict.role is Role.CANDIDATE]
     by_outcome = {outcome: [v.arm for v in candidates if v.outcome is outcome] for outcome in Outcome}
-    tally = ", ".join(f"{outcome_words(outcome)}: {', '.join(names)}" for outcome, names in by_outcome.items() if names)
+    # Names of formats hold commas, so they are quoted.
+    tally = "; ".join(
+        f"{len(names)} of {len(candidates)} {outcome_words(outcome)}: {', '.join(map(repr, names))}"
+        for outcome, names in by_outcome.items()
+        if names
+    )
     if by_outcome[Outcome.BREACHED]:
         return Overall(Outcome.BREACHED, ExitCode.BREACHED, tally)
     if candidates and len(by_outcome[Outcome.MET]) == len(candidates):

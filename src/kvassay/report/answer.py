@@ -186,7 +186,7 @@ def _headline(findings: Findings, candidates: list[FormatVerdict], smallest: For
     found = findings.figures[smallest.arm]
     parts = [
         f"{smallest.arm} is the smallest candidate that met the contract “{content.contract.name}”: "
-        f"{significant(found.stored_bits, 4)} stored bits per value, "
+        f"{significant(found.stored_bits, 4)} stored bits per value at {found.tokens:,} tokens, "
         f"{significant(100 * found.share_of_16_bit)}% of a 16-bit cache ({times_smaller(found.share_of_16_bit)})"
     ]
     if (loss := findings.mean_kl.get(smallest.arm)) is not None:
@@ -196,7 +196,24 @@ def _headline(findings: Findings, candidates: list[FormatVerdict], smallest: For
             between = f" ({interval_level} interval {significant(loss.lower)} to {significant(loss.upper)}"
             between += f", allowed {as_given(loss.limit)})" if loss.limit is not None else ")"
         parts.append(f", at a mean KL of {significant(loss.estimate)} nats per token{between}")
-    return "".join(parts) + "."
+    return "".join(parts) + "." + _in_plain_words(findings, smallest)
+
+
+def _in_plain_words(findings: Findings, chosen: FormatVerdict) -> str:
+    """What the loss looks like: most likely tokens that stay, and items still right."""
+    sentences: list[str] = []
+    agreement = next((summary.top1_agreement for summary in findings.kl if summary.arm == chosen.arm), None)
+    if agreement is not None:
+        sentences.append(f" Its most likely next token is the reference's at {100 * agreement:.1f}% of positions.")
+    for task in sorted(findings.content.contract.task):
+        clause = whole_clause(chosen, f"task.{task}")
+        if clause is None or clause.estimate is None:
+            continue
+        right = [clause.details.get(f"{arm}_accuracy") for arm in ("reference", "candidate")]
+        counts = [round(share * clause.n) for share in right if isinstance(share, float)]
+        if len(counts) == 2:
+            sentences.append(f" Task {task}: {counts[1]} of {clause.n} contexts right, the reference {counts[0]}.")
+    return "".join(sentences)
 
 
 def level(share: float) -> str:

@@ -26,9 +26,9 @@ MARKS: dict[Outcome, Mark] = {
 EXPLANATIONS: dict[Outcome, str] = {
     Outcome.MET: "the whole confidence bound lies inside what the contract allows",
     Outcome.BREACHED: "the whole confidence bound lies outside what the contract allows",
-    Outcome.INCONCLUSIVE: "the evidence is sound and too weak to say which",
+    Outcome.INCONCLUSIVE: "not shown either way: too little evidence, or a control of the run failed",
     Outcome.NOT_MEASURED: "no rows exist",
-    Outcome.INVALID_EVIDENCE: "rows exist and may not be used, since a control failed",
+    Outcome.INVALID_EVIDENCE: "rows exist and may not be used; the reason stands with the format",
 }
 
 ROLE_WORDS: dict[Role, str] = {

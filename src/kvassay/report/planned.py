@@ -117,11 +117,20 @@ def _clause(clause: dict[str, Any]) -> PlannedClause:
         limit=given(number_at(clause, "limit")),
         unit=text_at(clause, "unit") or NOT_RECORDED,
         n_planned=number(number_at(clause, "n_planned")),
-        n_needed=number(number_at(clause, "n_needed")),
+        n_needed=_needed(clause),
         n_unit=text_at(clause, "n_unit") or NOT_RECORDED,
-        power=percent(number_at(clause, "power")),
+        power="–" if _is_null(clause, "power") else percent(number_at(clause, "power")),
         assumption=text_at(clause, "assumption") or NOT_RECORDED,
     )
+
+
+def _needed(clause: dict[str, Any]) -> Shown:
+    return "none suffices" if _is_null(clause, "n_needed") else number(number_at(clause, "n_needed"))
+
+
+def _is_null(clause: dict[str, Any], name: str) -> bool:
+    """True where the plan says that there is no such number, which differs from saying nothing."""
+    return name in clause and clause[name] is None
 
 
 def _overlap(pilot_ids: tuple[str, ...], content: PackContent) -> str:

@@ -106,7 +106,10 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
         FactGroup(
             "Model",
             (
-                *(Fact(name, text(subject, "model", name)) for name in ("name", "source", "revision", "dtype")),
+                *(
+                    Fact(name, text(subject, "model", name))
+                    for name in ("name", "source", "stored_weights", "revision", "dtype")
+                ),
                 Fact("parameters", number(number_at(subject, "model", "parameters"))),
                 *(
                     Fact(f"{part} SHA-256", text(subject, "model", f"{part}_sha256"))
@@ -178,7 +181,7 @@ def _geometry(content: PackContent) -> tuple[Fact, ...]:
             parts.append(f"window {window}")
         shape = ", ".join(parts)
         shapes[shape] = shapes.get(shape, 0) + 1
-    described = "; ".join(f"{count} of {shape}" for shape, count in shapes.items())
+    described = "; ".join(f"{count:,} with {shape}" for shape, count in shapes.items())
     return (
         Fact("architecture", text_at(content.subject, "geometry", "model_type") or NOT_RECORDED),
         Fact("query heads", number(number_at(content.subject, "geometry", "query_heads"))),
@@ -192,7 +195,7 @@ def _facts(members: dict[str, object], limit: int) -> tuple[Fact, ...]:
 
 def _file(name: str, holds: str, content: PackContent) -> PackFile:
     entry = content.manifest.files.get(name) if content.manifest else None
-    return PackFile(name, holds, entry.sha256 if entry else "in manifest.json")
+    return PackFile(name, holds, entry.sha256 if entry else "")
 
 
 def _yes_no(value: object) -> str:

@@ -56,11 +56,15 @@ def text_documents(
                 chosen.append(TokenDocument(document.id, name, ids))
                 found += 1
         if found < share:
-            shortages.append(f"{found} of {len(candidates)} documents of {name!r} are long enough, {share} are needed")
+            used = f", {len(exclude)} others are taken by the verdict" if exclude else ""
+            shortages.append(
+                f"{found} of {len(candidates)} documents of {name!r} are long enough, {share} are needed{used}"
+            )
     if shortages:
         raise WorkloadError(
             f"corpus {corpus.name!r}: {'; '.join(shortages)} (at least {needed} tokens: "
-            f"{prompt_tokens} of history and {scored_tokens} scored); ask for fewer or shorter documents, or add texts"
+            f"{prompt_tokens} of history and {scored_tokens} scored); "
+            "ask for fewer (a verdict needs 20) or shorter documents, or add texts"
         )
     return chosen
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from kvassay.core.method_table import floats, ggml, integers
+from kvassay.core.method_table import codebooks, floats, ggml, integers, kivi, tiles
 from kvassay.core.methods import Method
 
-TABLE: tuple[Method, ...] = (*floats.ROWS, *integers.ROWS, *ggml.ROWS)
+TABLE: tuple[Method, ...] = (
+    *floats.ROWS,
+    *integers.ROWS,
+    *ggml.ROWS,
+    *kivi.ROWS,
+    *tiles.ROWS,
+    *codebooks.ROWS,
+)

@@ -17,6 +17,7 @@ FLOAT = Method(
     ),
     examples=("f32", "f16", "bf16"),
     may_rotate=False,
+    error_bound="|x − x̂| <= |x| · 2^-11 in f16 (at least 2^-25), |x| · 2^-8 in bf16, |x| · 2^-24 in f32",
 )
 
 FLOAT8 = Method(
@@ -27,6 +28,7 @@ FLOAT8 = Method(
     codec="kvassay.formats.float8:Float8Quantizer",
     words=(Word("fp8-e4m3", 8, EVERY_SCALE, bare=True, code_dtypes=("float8_e4m3fn", "float8_e4m3fn")),),
     examples=("fp8-e4m3", "fp8-e4m3:token-head", "fp8-e4m3:tensor", "fp8-e4m3:head", "fp8-e4m3:token-head/had/seed=3"),
+    error_bound="|x − x̂| <= |x| / 16, or scale / 1024 where that is more, for values that do not saturate",
 )
 
 ROWS = (FLOAT, FLOAT8)

@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
-from kvassay.core.methods import Family, Method, Word
-from kvassay.core.spec import Granularity
+from kvassay.core.layout import scaled_layout
+from kvassay.core.methods import Family, Method, Stream, Word
+from kvassay.core.spec import Granularity, QuantSpec
+from kvassay.errors import GeometryError
 
-_BLOCK = (Granularity.GROUP, 32)
+BLOCK_SIZE = 32
 
-Q8_0 = Method(
-    name="q8_0",
-    family=Family.GROUPED,
-    summary="ggml block: 32 signed 8-bit codes, float16 scale",
-    source="ggml quantize_row_q8_0_ref",
-    codec="kvassay.formats.ggml_blocks:Q8Quantizer",
-    words=(Word("q8_0", 8, fixed=_BLOCK, code_dtypes=("int8", "int8"), scale_dtypes=("float16",)),),
-    examples=("q8_0", "q8_0/had"),
+
+def ggml_layout(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, ...]:
+    """Codes, scales and minimums by block; raises GeometryError where blocks do not divide `dim`."""
+    if dim % BLOCK_SIZE:
+        group = next(size for size in (24, 20, 16, 12, 8, 4, 2, 1) if dim % size == 0)
+        raise GeometryError(
+            f"head_dim {dim} is not a multiple of the {BLOCK_SIZE} values of a {spec.method} block, which is fixed; "
+            f"use int{spec.num_bits}:group{group} or int{spec.num_bits}:token-head"
+        )
+    return scaled_layout(spec, kv_heads, dim)
+
+
+_HALF = "|x − x̂| <= scale / 2, plus |x| · 2^-11 for the scale's own rounding to float16"
+_OPPOSITE = "|x − x̂| <= |scale| / 2, or |scale| for a value opposite to the group's largest, plus |x| · 2^-11"
+
+
+def _method(
+    name: str, num_bits: int, codec: str, codes: str, *, symmetric: bool = True, error_bound: str = ""
+) -> Method:
+    code_dtype = "int8" if num_bits == 8 else "uint8"
+    metadata = "float16 scale" if symmetric else "float16 scale and minimum"
+    return Method(
+        name=name,
+        family=Family.GROUPED,
+        summary=f"ggml block: 32 {codes}, {metadata}",
+        source=f"ggml quantize_row_{name}_ref",
+        codec=f"kvassay.formats.{codec}",
+        words=(
+            Word(
+                name,
+                num_bits,
+                fixed=(Granularity.GROUP, BLOCK_SIZE),
+                symmetric=symmetric,
+                code_dtypes=(code_dtype, code_dtype),
+                scale_dtypes=("float16",),
+            ),
+        ),
+        examples=(name, f"{name}/had"),
+        layout=ggml_layout,
+        error_bound=error_bound,
+    )
+
+
+ROWS = (
+    _method("q8_0", 8, "ggml_q8:Q8Quantizer", "signed 8-bit codes", error_bound=_HALF),
+    _method("q5_1", 5, "ggml_q5:Q5Quantizer", "5-bit codes", symmetric=False),
+    _method("q5_0", 5, "ggml_q5:Q5Quantizer", "5-bit codes"),
+    _method("q4_1", 4, "ggml_q4:Q4Quantizer", "4-bit codes", symmetric=False),
+    _method("q4_0", 4, "ggml_q4:Q4Quantizer", "4-bit codes", error_bound=_OPPOSITE),
+    _method("iq4_nl", 4, "ggml_iq4:Iq4Quantizer", "4-bit codes into a table of 16 levels"),
 )
-
-Q4_0 = Method(
-    name="q4_0",
-    family=Family.GROUPED,
-    summary="ggml block: 32 4-bit codes, float16 scale",
-    source="ggml quantize_row_q4_0_ref",
-    codec="kvassay.formats.ggml_blocks:Q4Quantizer",
-    words=(Word("q4_0", 4, fixed=_BLOCK, scale_dtypes=("float16",)),),
-    examples=("q4_0", "q4_0/had"),
-)
-
-ROWS = (Q8_0, Q4_0)

@@ -54,6 +54,7 @@ INTEGER = Method(
         "int2:channel32/scale=f32",
         "int1:group32",
     ),
+    error_bound="|x − x̂| <= scale / 2, with the scale as it is stored; beyond a static scale's range values saturate",
 )
 
 ROWS = (INTEGER,)

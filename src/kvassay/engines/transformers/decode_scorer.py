@@ -30,6 +30,7 @@ from kvassay.engines.transformers.decode_attention import AttentionRule, decode_
 from kvassay.engines.transformers.decode_view import DecodeView, EncodeCounts, decode_view
 from kvassay.engines.transformers.loading_checks import first_line
 from kvassay.engines.transformers.output_head import OutputHead
+from kvassay.engines.transformers.rope_length import rope_length_limit
 from kvassay.errors import KvassayError, ModelError
 from kvassay.formats import Calibration, quantizer
 from kvassay.formats.base import require_finite
@@ -195,6 +196,7 @@ class DecodeScorer:
     @torch.inference_mode()
     def reference(self, token_ids: Int[Tensor, " tokens"]) -> ReferencePass:
         """Run all tokens with the model's own attention over a full-precision cache."""
+        self._check_rope_length(len(token_ids))
         cache = CaptureCache()
         hidden = self._decoder(token_ids[None], cache=cache, use_cache=True).last_hidden_state[0]
         return ReferencePass(hidden, cache.keys, cache.values)
@@ -241,6 +243,15 @@ class DecodeScorer:
             if any(side is not None for pair in sides for side in pair):
                 found[index] = sides
         return found
+
+    def _check_rope_length(self, tokens: int) -> None:
+        """Frequencies that follow the length of a call differ between one pass and steps, so such texts are refused."""
+        limit = rope_length_limit(self._decoder.config)
+        if limit is not None and tokens > limit:
+            raise ModelError(
+                f"{type(self._model).__name__}: its rotary frequencies change beyond {limit} tokens, where one pass "
+                f"differs from decoding step by step; found {tokens} tokens, use texts of at most {limit}"
+            )
 
     @contextmanager
     def _implementation(self, name: str) -> Iterator[None]:

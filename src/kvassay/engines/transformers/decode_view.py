@@ -11,7 +11,7 @@ from torch import Tensor
 from kvassay.core.kv_format import SidePlan
 from kvassay.errors import KvassayError
 from kvassay.formats import Calibration, quantizer
-from kvassay.formats.base import require_finite
+from kvassay.formats.base import decode_as, require_finite
 from kvassay.formats.floating import round_to
 
 
@@ -82,7 +82,7 @@ def decode_view(
             entering = exact[:, :, begin:end]
             encoded = codec.encode(entering, calibration)
             stored = stored.clone()
-            stored[:, :, begin:end] = codec.decode(encoded.streams, values.dtype, calibration)
+            stored[:, :, begin:end] = decode_as(codec, encoded.streams, values.dtype, calibration)
             counts = EncodeCounts(entering.numel(), encoded.clipped_values)
     except KvassayError as error:
         raise type(error)(f"{name}: {error}") from error

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvassay.core.cache_folder import remembered_sha256
 from kvassay.core.digest import sha256_bytes, sha256_json
 from kvassay.core.geometry import CacheGeometry
+from kvassay.core.gguf_header import read_gguf_header
 from kvassay.core.hub import fetch_hub_config, fetch_hub_model
 from kvassay.core.model_source import ModelSource, SourceKind, read_config, resolve_model
 from kvassay.engines.transformers.gguf_conversion import converted_gguf
@@ -58,6 +60,8 @@ class LoadedModel(NamedTuple):
     hashes: ModelHashes
     revision: str | None
     """The commit, for models of the hub."""
+    stored_weights: str
+    """How the weights lie on disk, for example `GGUF MOSTLY_Q4_1` or `safetensors BF16`; they run in float32."""
 
 
 def load_model(source: ModelSource | str, *, announce: Callable[[str], None] | None = None) -> LoadedModel:
@@ -89,6 +93,7 @@ def load_model(source: ModelSource | str, *, announce: Callable[[str], None] | N
         source=source,
         hashes=_hashes(folder, hashed_files, tokenizer),
         revision=folder.name if source.kind is SourceKind.HUB else None,
+        stored_weights=_stored_weights(source, hashed_files),
     )
 
 
@@ -168,6 +173,20 @@ def _hashes(folder: Path, files: list[Path], tokenizer: Any) -> ModelHashes:
         tokenizer=tokenizer_sha256(tokenizer),
         config=sha256_json(config),
     )
+
+
+def _stored_weights(source: ModelSource, files: list[Path]) -> str:
+    if source.kind is SourceKind.GGUF:
+        from gguf import LlamaFileType  # only GGUF files need the package
+
+        number = read_gguf_header(files[0]).metadata.get("general.file_type")
+        names = {int(kind): kind.name for kind in LlamaFileType}
+        return f"GGUF {names.get(number, 'of an unnamed type') if isinstance(number, int) else 'of an unnamed type'}"
+    dtypes: set[str] = set()
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            dtypes.update(tensors.get_slice(name).get_dtype() for name in tensors.keys())  # noqa: SIM118
+    return f"safetensors {' and '.join(sorted(dtypes))}"
 
 
 def _say_nothing(_line: str) -> None:
