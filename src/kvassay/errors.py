@@ -10,6 +10,10 @@ class KvassayError(Exception):
     """Base of every error that a user can cause and mend."""
 
 
+class UsageError(KvassayError):
+    """A command line that cannot be read."""
+
+
 class FormatError(KvassayError):
     """A format string, spec or option that names no usable KV format."""
 
@@ -56,3 +60,8 @@ class PackError(KvassayError):
 
 class MissingExtraError(KvassayError):
     """A command needs packages of an extra that is not installed."""
+
+
+def printable(text: str) -> str:
+    """`text` on one line, with control, direction-changing and unpaired surrogate characters escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

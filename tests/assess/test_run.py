@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,11 @@ from kvassay.core.contract import parse_contract
 from kvassay.core.records import Outcome, Role
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.errors import ContractError, ModelError, NonFiniteError, PackError, WorkloadError
+from kvassay.pack.checks import Check
 from kvassay.pack.reader import read_pack
 from kvassay.pack.verify import verify_pack
+from kvassay.report.again import with_report_checks
+from tests.pack.tampering import edit, rehash
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,66 @@ def test_r105_a_run_leaves_a_pack_that_verifies_and_a_report(pack) -> None:
     assert "<html" in (result.out / "report.html").read_text()
     assert content.verdicts == result.verdicts
     assert not list(result.out.parent.glob(".*partial*"))
+
+
+def report_check(folder: Path) -> Check:
+    """The one check of the report that `kvassay verify` makes."""
+    (check,) = [check for check in with_report_checks(folder, verify_pack(folder)).checks if check.name == "report"]
+    return check
+
+
+def test_r114_the_report_and_its_charts_render_again_from_the_pack(pack) -> None:
+    result, _ = pack
+    verification = with_report_checks(result.out, verify_pack(result.out))
+    assert verification.passed
+    assert "byte for byte" in report_check(result.out).sentence
+    charts = {f"chart: charts/{path.name}" for path in (result.out / "charts").iterdir()}
+    assert charts
+    assert charts <= {check.name for check in verification.checks}
+
+
+def test_an_edited_report_or_chart_is_found_without_the_root(pack, tmp_path) -> None:
+    result, _ = pack
+    folder = shutil.copytree(result.out, tmp_path / "pack")
+    page = (folder / "report.html").read_text()
+    (folder / "report.html").write_text(page.replace("INCONCLUSIVE", "MET").replace("Inconclusive", "Met"))
+    chart = sorted((folder / "charts").iterdir())[0]
+    edit(folder, f"charts/{chart.name}", lambda spec: spec.update(title="better"))
+    rehash(folder)
+    assert verify_pack(folder).passed
+    found = {check.name for check in with_report_checks(folder, verify_pack(folder)).failed}
+    assert found == {"report", f"chart: charts/{chart.name}"}
+
+
+def test_a_report_that_another_machine_drew_passes_and_says_so(pack, tmp_path) -> None:
+    """Fonts differ between machines, and with them the drawings; the words and figures around them do not."""
+    result, _ = pack
+    folder = shutil.copytree(result.out, tmp_path / "pack")
+    page = (folder / "report.html").read_text()
+    assert '<svg class="chart wide"' in page
+    (folder / "report.html").write_text(re.sub(r'(<svg class="chart wide"[^>]*>)', r"\1<g></g>", page))
+    rehash(folder)
+    check = report_check(folder)
+    assert check.passed
+    assert "drawings, which this machine draws otherwise" in check.sentence
+
+
+def test_a_report_of_another_version_is_not_compared(pack, tmp_path) -> None:
+    result, _ = pack
+    folder = shutil.copytree(result.out, tmp_path / "pack")
+    (folder / "report.html").write_text("other")
+    edit(folder, "manifest.json", lambda manifest: manifest.update(kvassay_version="0.0.9"))
+    rehash(folder)
+    check = report_check(folder)
+    assert check.passed
+    assert "not compared: kvassay 0.0.9 wrote it" in check.sentence
+
+
+def test_a_contract_of_bytes_alone_needs_no_run(tiny_folder, tmp_path) -> None:
+    toml = TASK_ONLY.format(lines=3).partition("[task.recall]")[0] + "[bytes]\npersistent_per_token_max = 9000\n"
+    with pytest.raises(ContractError, match="kvassay bytes computes them"):
+        run_assessment(str(tiny_folder), parse_contract(toml), toml, tmp_path / "out")
+    assert nothing_written(tmp_path)
 
 
 def test_every_arm_is_measured_on_the_same_positions(pack) -> None:
@@ -216,6 +281,78 @@ def test_a_interrupted_run_leaves_nothing(tiny_folder, contract_toml, tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         run_assessment(str(tiny_folder), parse_contract(contract_toml), contract_toml, tmp_path / "out")
     assert nothing_written(tmp_path)
+
+
+TASK_ONLY = """
+schema = "kvassay.contract/1"
+name = "task only"
+[candidates]
+order = ["int8-token-head"]
+[inference]
+pilot_items = 2
+[controls]
+canary = "int2-g32"
+[task.recall]
+margin = 0.1
+ref_floor = 0.0
+items = 3
+context_lines = {lines}
+"""
+
+
+@pytest.fixture(scope="module")
+def short_model(tmp_path_factory) -> Path:
+    """GPT-2 with learned positions: beyond the hundredth there is no embedding and the model crashes."""
+    from transformers import GPT2Config
+
+    from tests.engines.model_folders import write_folder
+
+    config = GPT2Config(vocab_size=320, n_positions=100, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
+    return write_folder(tmp_path_factory.mktemp("short") / "gpt2", config)
+
+
+def no_pilot(*_: object) -> None:
+    raise AssertionError("the pilot must not begin")
+
+
+TEXT_TOO = """
+[text]
+corpus = "path:{texts}"
+documents = 20
+prompt_tokens = 24
+scored_tokens = 8
+[inference]
+pilot_documents = 2
+pilot_items = 2
+[fidelity.kl_mean]
+max = 0.01
+"""
+
+
+@pytest.mark.parametrize("text", ["", TEXT_TOO], ids=["items alone", "text too"])
+def test_items_longer_than_the_context_are_refused_before_the_pilot(
+    short_model, texts, text, tmp_path, monkeypatch
+) -> None:
+    """R45: a context that is exceeded is an error and no measurement, with text to score or without."""
+    monkeypatch.setattr("kvassay.assess.run.run_pilot", no_pilot)
+    toml = TASK_ONLY.format(lines=24)
+    if text:
+        toml = toml.replace("[inference]\npilot_items = 2\n", text.format(texts=texts))
+    contract = parse_contract(toml)
+    message = r"context_lines = 24 have up to \d+ tokens, .*has a context of 100 tokens; at most about \d+ lines fit"
+    with pytest.raises(ContractError, match=message):
+        plan_assessment(str(short_model), contract)
+    with pytest.raises(ContractError, match=message):
+        run_assessment(str(short_model), contract, toml, tmp_path / "out")
+    assert nothing_written(tmp_path)
+
+
+def test_items_that_fit_a_short_context_run(short_model, tmp_path) -> None:
+    toml = TASK_ONLY.format(lines=3)
+    result = run_assessment(str(short_model), parse_contract(toml), toml, tmp_path / "out")
+    assert verify_pack(result.out, result.manifest.root).passed
+    rows = read_pack(result.out).tables.items.to_pylist()
+    assert {row["context"] for row in rows} == {"recall/7/2", "recall/7/3", "recall/7/4"}
 
 
 @pytest.mark.parametrize("change", [('"kivi-4,recent=8"', '"kivi-4"'), ('canary = "int2-g32"', 'canary = "kivi-2"')])

@@ -53,7 +53,10 @@ def test_r56_any_edit_of_a_bound_changes_the_hash(before, after) -> None:
         ),
         (MINIMAL + "[fidelity.kl_mean]\nmax = nan", "fidelity.kl_mean.max"),
         (MINIMAL + "[fidelity.kl_mean]\nmax = inf", "fidelity.kl_mean.max"),
-        (MINIMAL + "[task.recall]\nmargin = -0.02", "task.recall.margin: Input should be greater than 0, found -0.02"),
+        (
+            MINIMAL + "[task.recall]\nmargin = -0.02",
+            "task.recall.margin: Input should be greater than or equal to 0.0001, found -0.02",
+        ),
         (MINIMAL + "[task.recal]\nmargin = 0.02", "task.recal"),
         (
             MINIMAL + KL + "[fidelity.kl_men]\nmax = 1",
@@ -72,6 +75,29 @@ def test_r56_any_edit_of_a_bound_changes_the_hash(before, after) -> None:
             "waiver of 'task.recall', which is no clause",
         ),
         ("schema = [", "not valid TOML"),
+        ("a = " + "[" * 20_000, "not valid TOML: nested too deeply"),
+        ("a = " + "{b=" * 20_000, "not valid TOML: nested too deeply"),
+        ("a" + ".a" * 20_000 + " = 1", ""),
+        ("a = " + "9" * 5000, "not valid TOML"),
+        (
+            MINIMAL + KL + "[inference]\nalpha = 1e-7",
+            "inference.alpha: Input should be greater than or equal to 0.000001, f",
+        ),
+        (MINIMAL + KL + "[inference]\nalpha = 0.5", "inference.alpha: Input should be less than 0.5, found 0.5"),
+        (MINIMAL + KL + "[inference]\nalpha = 0", "inference.alpha"),
+        (MINIMAL + KL + "[inference]\npower = 1e-300", "inference.power"),
+        (MINIMAL + KL + "[inference]\npower = 0.99999999", "inference.power"),
+        (
+            MINIMAL + "[task.recall]\nmargin = 1e-5",
+            "task.recall.margin: Input should be greater than or equal to 0.0001, ",
+        ),
+        (MINIMAL + "[fidelity.kl_exceed]\ntau_nats = 1\nmax_rate = 1e-9", "fidelity.kl_exceed.max_rate"),
+        (MINIMAL + KL + '[text]\ncorpus = "path:"', "text.corpus: found 'path:'; expected a corpus"),
+        (MINIMAL + KL + '[text]\ncorpus = " "', "text.corpus: found ' '"),
+        (
+            MINIMAL + KL + f"[text]\nprompt_tokens = {2**31}",
+            "text.prompt_tokens: Input should be less than or equal to",
+        ),
     ],
 )
 def test_bad_contracts_name_the_field_and_the_way_out(text, message) -> None:
@@ -80,6 +106,38 @@ def test_bad_contracts_name_the_field_and_the_way_out(text, message) -> None:
     assert str(caught.value).startswith("c.toml: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+NUMBERS = {
+    "text": ("documents", "prompt_tokens", "scored_tokens"),
+    "inference": ("pilot_documents", "pilot_items", "bootstrap_replicates", "seed"),
+    "controls": ("aa_runs",),
+    "task.recall": ("items", "context_lines"),
+}
+
+
+@pytest.mark.parametrize(("table", "field"), [(table, field) for table, names in NUMBERS.items() for field in names])
+def test_integers_that_json_cannot_hold_are_refused(table, field) -> None:
+    """Beyond 2^53 the contract would have no hash, and the run would fail where it begins to write."""
+    margin = "margin = 0.1\n" if table == "task.recall" else ""
+    with pytest.raises(ContractError, match=rf"{table}.{field}: Input should be less than or equal to"):
+        parse_contract(f"{MINIMAL}{KL}[{table}]\n{margin}{field} = {2**53}\n")
+
+
+def test_the_largest_seed_has_a_hash() -> None:
+    assert len(parse_contract(f"{MINIMAL}{KL}[inference]\nseed = {2**53 - 1}\n").sha256) == 64
+
+
+def test_a_long_value_is_shortened_in_the_message() -> None:
+    with pytest.raises(ContractError) as caught:
+        parse_contract(MINIMAL + KL + f"[text]\ndocuments = {list(range(1000))}\n")
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no device without an end")
+def test_an_endless_file_is_refused() -> None:
+    with pytest.raises(ContractError, match="more than 1048576 bytes"):
+        load_contract(Path("/dev/zero"))
 
 
 def test_missing_and_unreadable_files_are_contract_errors(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvassay.core.format_names import PRESETS, parse_format
 from kvassay.core.kv_format import KVFormat
+from kvassay.core.spec import QuantSpec
 from kvassay.errors import FormatError
 
 PRESET_NAMES = [preset.name for preset in PRESETS]
@@ -103,6 +105,19 @@ def test_digests_are_equal_in_another_process() -> None:
         ("kivi-4,recent", "is not of the form name=value"),
         ("kivi-4,sinks=99999999999999999999", "is not a whole number"),
         ("k=int8:token-head,v=\x00", "is unknown"),
+        ("kivi-4,recent=1,recent=2", "says recent twice: 'recent=1' and 'recent=2'; remove one"),
+        ("kv=f16,k=f16", "says k twice: 'kv=f16' and 'k=f16'"),
+        ("k=f16,v=f16,k=f32", "says k twice"),
+        ("kivi-4,skip=0,skip=none", "says skip twice"),
+        ("kivi-4,@0.k=f16,@0.k=f32", "says @0.k twice"),
+        ("kivi-4,@0.k=f16,@00.k=f32", "layers [0] are overridden twice"),
+        ("kv=int8:token/scale=f16/scale=f32", "says scale twice: 'scale=f16' and 'scale=f32'"),
+        ("kv=int8:token/scale=f16/scale=f16", "says scale twice"),
+        ("kv=int8:token/sym/asym", "says sym or asym twice: 'sym' and 'asym'"),
+        ("kv=int8:token/had/had=32", "says had twice"),
+        ("kv=int8:token/had/seed=1/seed=2", "says seed twice"),
+        ("kv=int8:token/mean/mean", "says mean twice"),
+        ("kv=f16/had", "modifier of f16 'had' is unknown; known: none"),
     ],
 )
 def test_bad_formats_say_what_was_found_and_what_would_do(text, message) -> None:
@@ -116,3 +131,38 @@ def test_bad_formats_say_what_was_found_and_what_would_do(text, message) -> None
 def test_any_text_is_a_format_or_a_format_error(text) -> None:
     with suppress(FormatError):
         assert isinstance(parse_format(text), KVFormat)
+
+
+@pytest.mark.parametrize("codec", ["q8_0", "q4_0", "f16", "fp8-e4m3", "fp8-e4m3:token-head", "int4:group32"])
+@pytest.mark.parametrize("modifier", ["sym", "asym", "scale=f32", "scale=f16", "scale=e8m0", "had", "seed=1", "mean"])
+def test_no_error_suggests_what_was_written(codec, modifier) -> None:
+    """A modifier that this codec does not take is neither suggested nor listed as known."""
+    message = ""
+    try:
+        parse_format(f"kv={codec}/{modifier}")
+    except FormatError as error:
+        message = str(error)
+    assert f"did you mean {modifier!r}" not in message
+    assert modifier not in re.split(", |: ", message.casefold().partition("known")[2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_bits": 0}, "num_bits is 0; expected 1 to 8, the bits of uint8"),
+        ({"num_bits": -4}, "num_bits is -4"),
+        ({"num_bits": 9}, "num_bits is 9; expected 1 to 8"),
+        ({"num_bits": 9, "code_dtype": "int8"}, "expected 1 to 8, the bits of int8"),
+        ({"code_dtype": "int4"}, "code_dtype 'int4' is unknown"),
+    ],
+)
+def test_specs_that_cannot_exist_are_refused(fields, message) -> None:
+    """Specs also come from other people's files, not only from the grammar."""
+    with pytest.raises(FormatError, match=re.escape(message)):
+        QuantSpec(**{"method": "int", "num_bits": 4, "granularity": "group", "group_size": 32, **fields})
+
+
+def test_a_spec_of_an_unknown_method_has_no_name() -> None:
+    spec = QuantSpec(method="magic", num_bits=4)
+    with pytest.raises(FormatError, match="method 'magic' is unknown"):
+        _ = KVFormat(keys=spec, values=spec).name

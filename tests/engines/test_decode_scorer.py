@@ -185,6 +185,34 @@ def test_a_model_with_another_attention_rule_is_refused() -> None:
         scorer_of(model)
 
 
+def test_a_model_whose_decoder_is_something_else_is_a_model_error() -> None:
+    """ModernBERT's decoder calls its output projection `decoder`, and that is what get_decoder gives."""
+    from transformers import ModernBertDecoderConfig, ModernBertDecoderForCausalLM
+
+    config = ModernBertDecoderConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0
+    )
+    with pytest.raises(ModelError, match=r"^ModernBertDecoderForCausalLM cannot be scored: .*TypeError"):
+        scorer_of(ModernBertDecoderForCausalLM(config).eval())
+
+
+@pytest.mark.parametrize("part", ["get_decoder", "get_output_embeddings"])
+@pytest.mark.parametrize("found", [None, torch.nn.Identity(), torch.nn.Linear(3, 3), 7])
+def test_any_odd_part_of_a_model_is_a_model_error(part, found, monkeypatch) -> None:
+    model = tiny_models.tiny_model("llama")
+    monkeypatch.setattr(model, part, lambda: found, raising=False)
+    with pytest.raises(ModelError, match="LlamaForCausalLM"):
+        scorer_of(model)
+
+
+def test_a_context_shorter_than_the_check_will_do() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=97, n_positions=24, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
+    scorer = scorer_of(GPT2LMHeadModel(config).eval())
+    assert scorer.reference(torch.arange(24)).hidden.shape == (24, 32)
+
+
 @pytest.mark.parametrize(
     ("rope", "limit"),
     [

@@ -13,6 +13,7 @@ from kvassay.core.contract import Contract, parse_contract
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import ByteLedger, predict_ledger
+from kvassay.core.recall_rule import RecallDraw, recall_draw
 from kvassay.core.records import ITEM_COLUMNS, TOKEN_COLUMNS, Arm, ClauseVerdict, FormatVerdict, Role, Verdicts
 from kvassay.judge import judge
 
@@ -20,6 +21,8 @@ CANARY = "kivi-2,recent=32"
 REFERENCE = "f32 again 1"
 PROMPT_TOKENS = 96
 SCORED_TOKENS = 16
+"""Scored positions that have a true next token; the contract counts one more."""
+PILOT_ITEMS, SEED, CONTEXT_LINES = 8, 7, 24
 GEOMETRY = CacheGeometry(
     model_type="llama",
     query_heads=4,
@@ -34,10 +37,12 @@ def contract(text: str = "", order: Sequence[str] = ("int8-token-head",), **fiel
     clauses = text or "[fidelity.kl_mean]\nmax = 0.01\n"
     names = ", ".join(f'"{name}"' for name in order)
     multiplicity = fields.pop("multiplicity", "fixed-sequence")
+    scored_tokens = fields.pop("scored_tokens", SCORED_TOKENS + 1)
     assert not fields, fields
     return parse_contract(
         f'schema = "kvassay.contract/1"\nname = "test"\n[candidates]\norder = [{names}]\n'
-        f'multiplicity = "{multiplicity}"\n[inference]\nbootstrap_replicates = 2000\n{clauses}'
+        f'multiplicity = "{multiplicity}"\n[inference]\nbootstrap_replicates = 2000\n'
+        f"[text]\nprompt_tokens = {PROMPT_TOKENS}\nscored_tokens = {scored_tokens}\n{clauses}"
     )
 
 
@@ -100,23 +105,29 @@ def with_tokens(
     return run
 
 
+def item(index: int) -> RecallDraw:
+    """The item that the contract asks at this place."""
+    return recall_draw(SEED, PILOT_ITEMS + index, CONTEXT_LINES)
+
+
 def with_items(
     run: ArmRun,
     losses: int,
     gains: int = 0,
     items: int = 64,
     reference_wrong: int = 8,
-    slices: Mapping[int, str] | None = None,
+    with_slices: bool = False,
 ) -> ArmRun:
     """One recall item a context; the last `reference_wrong` are wrong under the reference, gains are among them."""
     right = [index < items - reference_wrong for index in range(items)]
     correct = [index >= losses if right[index] else index - (items - reference_wrong) < gains for index in range(items)]
-    expected = [f"{1000 + index}" for index in range(items)]
+    asked = [item(index) for index in range(items)]
+    expected = [one.expected for one in asked]
     run.items = {
         "arm": [run.name] * items,
         "task": ["recall"] * items,
-        "slice": [(slices or {}).get(index, "all") for index in range(items)],
-        "context": [f"context-{index:03}" for index in range(items)],
+        "slice": [one.slice if with_slices else "all" for one in asked],
+        "context": [one.id for one in asked],
         "context_tokens": [PROMPT_TOKENS] * items,
         "question": [f"word-{index}" for index in range(items)],
         "expected": expected,

@@ -19,6 +19,7 @@ from tests.judge.runs import (
     candidate,
     clause_of,
     contract,
+    item,
     judged,
     table,
     with_items,
@@ -133,6 +134,62 @@ def test_copies_of_one_document_are_not_many_documents():
     assert "copies" in clause.reason
 
 
+def test_a_copy_whose_figures_were_touched_is_still_a_copy():
+    """A copy differs from its original by whatever its author likes; its tokens are the original's."""
+    runs = [candidate(), canary(), again()]
+    for run in runs:
+        half = len(run.tokens["arm"]) // 2
+        run.tokens["token_id"][half:] = run.tokens["token_id"][:half]
+        for name in ("nll_reference_nats", "nll_candidate_nats"):
+            run.tokens[name] = [value + 1e-7 * index for index, value in enumerate(run.tokens[name])]
+    clause = clause_of(judged(contract(), *runs), NAME)
+    assert clause.outcome is Outcome.INVALID_EVIDENCE
+    assert "'doc-12' of 'doc-00' (and 11 more)" in clause.reason
+
+
+def more_positions(columns, positions):
+    """Every document with its last row again at further positions."""
+    rows = list(zip(*columns.values(), strict=True))
+    place = list(columns).index("position")
+    last = max(columns["position"])
+    added = [(*row[:place], last + step, *row[place + 1 :]) for row in rows if row[place] == last for step in positions]
+    return dict(zip(columns, map(list, zip(*rows, *added, strict=True)), strict=True))
+
+
+PLACES = {
+    "shifted": lambda c: {**c, "position": [position + 1 for position in c["position"]]},
+    "one further": lambda c: more_positions(c, [1]),
+    "many further": lambda c: more_positions(c, range(1, 40)),
+    "one a document": lambda c: drop_rows(c, *(i for i, p in enumerate(c["position"]) if p != 96)),
+    "the last missing": lambda c: drop_rows(c, *(i for i, p in enumerate(c["position"]) if p == 111)),
+    "the worst missing": lambda c: drop_rows(c, *(i for i, p in enumerate(c["position"]) if p == 100)),
+    "a gap filled behind": lambda c: {**c, "position": [112 if p == 100 else p for p in c["position"]]},
+    "one document only": lambda c: drop_rows(c, 7),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_every_document_holds_the_positions_of_the_contract_and_no_other(kind):
+    """R56: which positions count is fixed before the run; choosing them afterwards is choosing the result."""
+    runs = [candidate(), canary(), again()]
+    for run in runs:
+        run.tokens = PLACES[kind](run.tokens)
+    verdicts = judged(contract(), *runs)
+    for arm in (NAME, CANARY):
+        clause = clause_of(verdicts, arm)
+        assert clause.outcome is Outcome.INVALID_EVIDENCE
+        assert "other positions than the contract scores" in clause.reason
+        assert "expected each from 96 to 111 once" in clause.reason
+    assert verdicts.exit_code == 3
+
+
+def test_the_contract_says_which_positions():
+    runs = [candidate(), canary(), again()]
+    assert judged(contract(), *runs).outcome is Outcome.MET
+    for scored in (SCORED_TOKENS, SCORED_TOKENS + 2):
+        assert judged(contract(scored_tokens=scored), *runs).outcome is Outcome.INVALID_EVIDENCE
+
+
 def task_runs():
     return [
         with_items(ArmRun(NAME), 0),
@@ -159,7 +216,7 @@ def test_a_lost_item_cannot_be_left_out():
     runs[0].items = drop_rows(runs[0].items, 4)
     clause = task_clause(runs)
     assert clause.outcome is Outcome.INVALID_EVIDENCE
-    assert "context-004" in clause.reason
+    assert item(4).id in clause.reason
 
 
 @pytest.mark.parametrize(
@@ -171,7 +228,79 @@ def test_items_must_be_the_same_under_every_arm(column, value):
     runs[0].items[column][2] = value
     clause = task_clause(runs)
     assert clause.outcome is Outcome.INVALID_EVIDENCE
-    assert "context-002" in clause.reason
+    assert item(2).id in clause.reason
+
+
+def copied(items, renamed):
+    """The second item is the first one again, under a name of its own."""
+    for name, values in items.items():
+        if name != "context" or not renamed:
+            values[1] = values[0]
+
+
+def test_a_copied_item_under_another_name_is_found():
+    """An item is what its name says: its expected answer follows from seed and number."""
+    runs = task_runs()
+    for run in runs:
+        copied(run.items, renamed=True)
+    clause = task_clause(runs)
+    assert clause.outcome is Outcome.INVALID_EVIDENCE
+    assert f"the expected answer is not that of the item in the contexts {item(1).id!r}" in clause.reason
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "recall/7/7",  # of the pilot
+        "recall/7/72",  # beyond the planned ones
+        "recall/8/9",  # of another seed
+        "recall/7/09",
+        "recall/7/\u0669",
+        "recall/7/9/9",
+        "other",
+        "",
+        "recall/7/99999999999999999999",
+    ],
+)
+def test_items_that_the_contract_does_not_plan(name):
+    """Items chosen from a longer sequence could be the ones that went well."""
+    runs = task_runs()
+    for run in runs:
+        run.items["context"][1] = name
+    clause = task_clause(runs)
+    assert clause.outcome is Outcome.INVALID_EVIDENCE
+    assert f"items that the contract does not plan: {name!r}" in clause.reason
+
+
+def test_an_item_in_the_slice_of_another():
+    runs = task_runs()
+    for run in runs:
+        run.items["slice"][1] = next(depth for depth in ("early", "late") if depth != item(1).slice)
+    assert "the slice is not that of the item" in task_clause(runs).reason
+
+
+@pytest.mark.parametrize("side", ["reference", "candidate"])
+@pytest.mark.parametrize("change", ["answer", "correct", "no answer", "near"])
+def test_correctness_follows_from_the_answer(side, change):
+    runs = task_runs()
+    for run in runs:
+        if change == "correct":
+            run.items[f"{side}_correct"][2] = not run.items[f"{side}_correct"][2]
+        else:
+            expected = run.items["expected"][2]
+            answer = {"answer": "0000", "no answer": None, "near": expected + " "}[change]
+            run.items[f"{side}_answer"][2] = answer
+            run.items[f"{side}_correct"][2] = True
+    clause = task_clause(runs)
+    assert clause.outcome is Outcome.INVALID_EVIDENCE
+    assert f"{side}_correct does not follow from the answer in 1 contexts: {item(2).id!r}" in clause.reason
+
+
+def test_no_expected_answer_is_no_evidence():
+    runs = task_runs()
+    for run in runs:
+        run.items["expected"][2] = None
+    assert task_clause(runs).outcome is Outcome.INVALID_EVIDENCE
 
 
 @pytest.mark.parametrize("column", ["reference_correct", "candidate_correct"])

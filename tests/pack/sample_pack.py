@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvassay.core.contract import Contract, parse_contract
+from kvassay.core.digest import sha256_json
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import Basis, predict_ledger
+from kvassay.core.recall_rule import recall_draw
 from kvassay.core.records import Arm, Role
 from kvassay.judge import judge
 from kvassay.pack.layout import PackManifest
@@ -27,8 +29,8 @@ name = "sample"
 
 [text]
 documents = 20
-prompt_tokens = 16
-scored_tokens = 6
+prompt_tokens = 193
+scored_tokens = 7
 
 [candidates]
 order = ["int8-token-head", "kivi-4", "q4_0"]
@@ -101,14 +103,14 @@ def token_rows(arm: str, document: int) -> dict[str, Any]:
         "arm": arm,
         "slice": "all",
         "document": f"doc-{document:02}",
-        "position": np.arange(16, 22),
+        "position": np.arange(193, 199),
         "token_id": texts.integers(0, 1000, 6),
         "kl_nats": kl,
         "reverse_kl_nats": kl * 1.05,
         "nll_reference_nats": nll_reference,
         "nll_candidate_nats": nll_reference + kl * rng.normal(1.0, 0.1, 6),
         "top1_agrees": kl < 0.5,
-        "stored_reads": 0 if arm == "reference" else 16,
+        "stored_reads": 0 if arm == "reference" else 65,
     }
 
 
@@ -116,12 +118,13 @@ def item_rows(arm: str) -> dict[str, Any]:
     rng = np.random.default_rng(len(arm))
     correct = np.arange(40) % 10 != 9
     candidate = correct & (rng.random(40) >= WRONG_SHARE[arm])
-    answers = [f"{1000 + index}" for index in range(40)]
+    asked = [recall_draw(7, 8 + index, 24) for index in range(40)]
+    answers = [item.expected for item in asked]
     return {
         "arm": arm,
         "task": "recall",
         "slice": "all",
-        "context": [f"context-{index:02}" for index in range(40)],
+        "context": [item.id for item in asked],
         "context_tokens": 180,
         "question": [f"word-{index:02}" for index in range(40)],
         "expected": answers,
@@ -149,6 +152,20 @@ def tensor_rows(arm: str) -> dict[str, Any]:
     }
 
 
+def subject_record() -> dict[str, Any]:
+    documents = [
+        {
+            "id": f"doc-{document:02}",
+            "slice": "all",
+            "tokens": TOKENS,
+            "sha256": "00" * 32,
+            "scored_sha256": sha256_json(token_rows("reference", document)["token_id"].tolist()),
+        }
+        for document in range(20)
+    ]
+    return {"model": "sample", "geometry": GEOMETRY.model_dump(mode="json"), "corpus": {"documents": documents}}
+
+
 def write_rows(pack: PackWriter) -> None:
     for arm in MEAN_KL_NATS:
         for document in range(20):
@@ -165,7 +182,7 @@ def fill(pack: PackWriter) -> None:
     pack.write_arms(arms)
     pack.write_ledgers(ledgers)
     pack.write_environment({"python": "3.11", "platform": "linux"})
-    pack.write_subject({"model": "sample", "geometry": GEOMETRY.model_dump(mode="json")})
+    pack.write_subject(subject_record())
     tables = pack.tables()
     computed = {arm: pair.computed for arm, pair in ledgers.items()}
     pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items))

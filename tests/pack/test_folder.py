@@ -89,6 +89,24 @@ def test_missing_parents_are_made_and_removed_again_on_failure(tmp_path: Path) -
     assert (out / "note").read_text() == "x"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 256, "é" * 128, "new/" + "x" * 256, "/".join(["deep" * 50] * 25)],
+    ids=["ascii", "utf8", "new", "path"],
+)
+def test_a_name_that_is_too_long_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+    """The rename at the end would fail, after hours of work."""
+    with pytest.raises(PackError, match="cannot be created: File name too long"):
+        FolderWriter(tmp_path / name, EXPERIMENT_SCHEMA)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "\U0001f642" * 63, "\udcff" * 255])
+def test_the_longest_names_work(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, note="x")
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_a_parent_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PackError, match="cannot be created"):

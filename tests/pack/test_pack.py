@@ -237,3 +237,24 @@ def test_reading_checks_shape_and_not_agreement(pack: Path) -> None:
     plan = load(pack, "plan.json")
     store(pack, "plan.json", plan | {"power": 0.5})
     assert read_pack(pack).plan["power"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [({"seed": 2**60}, Exception), ({}, PackError), ({}, KeyboardInterrupt)],
+)
+def test_a_constructor_that_fails_leaves_nothing(tmp_path: Path, monkeypatch, change, error) -> None:
+    """Whatever fails: the contract's hash, a row file, an interrupt."""
+    contract = parse_contract(CONTRACT_TOML)
+    if change:
+        inference = contract.inference.model_copy(update=change)
+        contract = contract.model_copy(update={"inference": inference})
+    else:
+
+        def fail(*_: object) -> None:
+            raise error("x")
+
+        monkeypatch.setattr("kvassay.pack.writer.RowWriter", fail)
+    with pytest.raises(error):
+        PackWriter(tmp_path / "new" / "out", contract, CONTRACT_TOML)
+    assert list(tmp_path.iterdir()) == []

@@ -16,13 +16,15 @@ import pytest
 
 from kvassay.core.contract import Contract, parse_contract
 from kvassay.core.digest import sha256_json
+from kvassay.core.kv_format import KVFormat
+from kvassay.core.ledger import predict_ledger
 from kvassay.core.records import Outcome
 from kvassay.errors import PackError
 from kvassay.judge import judge
 from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import read_pack
 from kvassay.pack.verify import verify_pack
-from tests.pack.sample_pack import CONTRACT_TOML
+from tests.pack.sample_pack import CONTRACT_TOML, GEOMETRY
 from tests.pack.tampering import edit, edit_rows, flip_byte, load, rehash, store
 
 CANDIDATE = "int8-token-head"
@@ -248,6 +250,58 @@ def test_an_arm_that_claims_another_format(pack: Path) -> None:
     assert "format-digest: kivi-4" in failing(pack)
 
 
+HOSTILE_SPECS: dict[str, dict[str, Any]] = {
+    "no bits": {"num_bits": 0},
+    "negative bits": {"num_bits": -1},
+    "more bits than the element": {"num_bits": 9},
+    "bits beyond every element": {"num_bits": 2**53 - 1},
+    "unknown element": {"code_dtype": "float7"},
+    "unknown method": {"method": "magic"},
+    "method of another layout": {"method": "q8_0"},
+    "unknown granularity": {"granularity": "galaxy"},
+    "granularity that the method lacks": {"granularity": "tile", "group_size": None, "block_tokens": 128},
+    "group of nothing": {"group_size": 0},
+    "huge group": {"group_size": 2**53 - 1},
+    "scale without a group": {"granularity": "none", "group_size": None},
+    "no scale": {"scale_dtype": None},
+    "unknown scale": {"scale_dtype": "int8"},
+    "options of nobody": {"options": [["a", 1], ["b", 2]]},
+    "number as text": {"num_bits": "many"},
+}
+
+
+@pytest.mark.parametrize("side", ["keys", "values"])
+@pytest.mark.parametrize("kind", HOSTILE_SPECS)
+def test_a_spec_that_no_run_writes_is_a_failed_check_and_no_crash(pack: Path, kind: str, side: str) -> None:
+    edit(pack, "arms.json", lambda arms: arms[1]["format"][side].update(HOSTILE_SPECS[kind]))
+    rehash(pack)
+    assert "format-digest: kivi-4" in failing(pack)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kv_heads": 2**40},
+        {"head_dim": 2**52 + 1, "value_dim": 2**52 + 1},
+        {"head_dim": 0},
+        {"sliding_window": -1},
+        {"head_dim": 33},
+    ],
+)
+def test_a_geometry_that_no_model_has_is_a_failed_check_and_ends(pack: Path, change: dict[str, int]) -> None:
+    edit(pack, "subject.json", lambda subject: subject["geometry"]["layers"][0].update(change))
+    rehash(pack)
+    assert failing(pack) & {"geometry", "ledger: kivi-4"}
+
+
+def test_a_fault_of_a_check_is_a_failed_check(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object) -> None:
+        raise RuntimeError("whatever")
+
+    monkeypatch.setattr("kvassay.pack.agreement.rows_per_arm", fault)
+    assert {"checkable: row-counts", "checkable: arms"} <= failing(pack)
+
+
 @pytest.mark.parametrize(("basis", "name"), [("computed", "ledger: kivi-4"), ("allocated", "ledger-allocated: kivi-4")])
 def test_a_ledger_that_hides_bytes(pack: Path, basis: str, name: str) -> None:
     def smaller(ledgers: dict[str, Any]) -> None:
@@ -269,6 +323,44 @@ def test_a_geometry_that_does_not_give_the_ledgers(pack: Path) -> None:
     edit(pack, "subject.json", lambda subject: subject.pop("geometry"))
     rehash(pack)
     assert "geometry" in failing(pack)
+
+
+def change_document(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    return lambda subject: change(subject["corpus"]["documents"][3])
+
+
+SUBJECTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no corpus": lambda subject: subject.pop("corpus"),
+    "corpus of text": lambda subject: subject.update(corpus="hansard"),
+    "no documents": lambda subject: subject["corpus"].update(documents=[]),
+    "one document missing": lambda subject: subject["corpus"]["documents"].pop(),
+    "one document more": lambda subject: subject["corpus"]["documents"].append(
+        {**subject["corpus"]["documents"][0], "id": "doc-99"}
+    ),
+    "another length": change_document(lambda document: document.update(tokens=201)),
+    "other tokens": change_document(lambda document: document.update(scored_sha256="ab" * 32)),
+    "no digest": change_document(lambda document: document.pop("scored_sha256")),
+    "another slice": change_document(lambda document: document.update(slice="code")),
+}
+
+
+@pytest.mark.parametrize("kind", SUBJECTS)
+def test_rows_are_of_the_documents_that_the_subject_lists(pack: Path, kind: str) -> None:
+    edit(pack, "subject.json", SUBJECTS[kind])
+    rehash(pack)
+    assert failing(pack) == {"documents"}
+
+
+@pytest.mark.parametrize(("tokens", "batch"), [(4096, 1), (199, 1), (200, 2)])
+def test_ledgers_are_of_the_length_that_was_measured(pack: Path, tokens: int, batch: int) -> None:
+    """A long cache hides its windows and part-filled pages: bytes a token depend on the length."""
+    ledgers = load(pack, "ledgers.json")
+    for arm in load(pack, "arms.json"):
+        ledger = predict_ledger(GEOMETRY, KVFormat.model_validate(arm["format"]), tokens, batch)
+        ledgers[arm["name"]] = {"computed": ledger.to_json(), "allocated": None}
+    store(pack, "ledgers.json", ledgers)
+    rehash(pack)
+    assert failing(pack) == {f"ledger-tokens: {arm['name']}" for arm in load(pack, "arms.json")}
 
 
 def test_verdicts_written_in_other_bytes(pack: Path) -> None:
@@ -351,6 +443,49 @@ def test_a_pack_forged_with_this_library_passes_unless_its_root_is_known(pack: P
 def test_an_edited_report_passes_unless_the_root_is_known(pack: Path, root: str) -> None:
     (pack / "report.html").write_text("<!doctype html>everything is fine")
     assert failing(pack) & {"file-hash: report.html", "file-size: report.html"}
+    rehash(pack)
+    assert failing(pack) == set()
+    assert failing(pack, root) == {"expected-root"}
+
+
+def comment(pack: Path) -> None:
+    path = pack / "contract.toml"
+    path.write_text("# another comment\n" + path.read_text())
+
+
+def other_reverse_kl(rows: pa.Table) -> pa.Table:
+    place = rows.schema.get_field_index("reverse_kl_nats")
+    return rows.set_column(place, rows.schema.field(place), pc.multiply(rows.column(place), 2.0))
+
+
+BOUND_BY_HASHES_ALONE: dict[str, Callable[[Path], None]] = {
+    "created_utc": lambda pack: edit(pack, "manifest.json", lambda m: m.update(created_utc="2020-01-01T00:00:00Z")),
+    "kvassay_version": lambda pack: edit(pack, "manifest.json", lambda m: m.update(kvassay_version="9")),
+    "comments": comment,
+    "plan": lambda pack: store(pack, "plan.json", {}),
+    "environment": lambda pack: store(pack, "environment.json", {"cpu": "another"}),
+    "model": lambda pack: edit(pack, "subject.json", lambda subject: subject.update(model="another")),
+    "document history": lambda pack: edit(
+        pack, "subject.json", lambda subject: subject["corpus"]["documents"][0].update(sha256="11" * 32)
+    ),
+    "query_heads": lambda pack: edit(pack, "subject.json", lambda s: s["geometry"].update(query_heads=8)),
+    "max_context": lambda pack: edit(pack, "subject.json", lambda s: s["geometry"].update(max_context=None)),
+    "model_type": lambda pack: edit(pack, "subject.json", lambda s: s["geometry"].update(model_type="x")),
+    "scale_source": lambda pack: edit(pack, "arms.json", lambda arms: arms[0].update(scale_source="calibrated")),
+    "clipped_values": lambda pack: edit(pack, "arms.json", lambda arms: arms[0].update(clipped_values=5)),
+    "encoded_values": lambda pack: edit(pack, "arms.json", lambda arms: arms[0].update(encoded_values=5)),
+    "assumptions": lambda pack: edit(
+        pack, "ledgers.json", lambda ledgers: ledgers["kivi-4"]["computed"].update(assumptions=["none"])
+    ),
+    "allocated": lambda pack: edit(pack, "ledgers.json", lambda ledgers: ledgers["kivi-4"].update(allocated=None)),
+    "reverse_kl_nats": lambda pack: edit_rows(pack, "tokens", other_reverse_kl),
+}
+
+
+@pytest.mark.parametrize("what", BOUND_BY_HASHES_ALONE)
+def test_what_the_specification_says_is_bound_by_hashes_alone(pack: Path, root: str, what: str) -> None:
+    """An honest list: docs/spec/evidence-pack.md names each, and the root digest finds each."""
+    BOUND_BY_HASHES_ALONE[what](pack)
     rehash(pack)
     assert failing(pack) == set()
     assert failing(pack, root) == {"expected-root"}

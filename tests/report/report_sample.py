@@ -15,6 +15,7 @@ from kvassay.core.contract import parse_contract
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import Basis, predict_ledger
+from kvassay.core.recall_rule import recall_draw
 from kvassay.core.records import Arm, Role
 from kvassay.judge import judge
 from kvassay.pack.reader import ArmLedgers, PackContent, read_pack
@@ -30,7 +31,7 @@ name = "demo"
 [text]
 documents = 24
 prompt_tokens = 256
-scored_tokens = 12
+scored_tokens = 13
 
 [candidates]
 order = ["int8-token-head", "q8_0", "kivi-4", "int4-g32", "q4_0"]
@@ -131,12 +132,13 @@ def item_rows(arm: str, name: str) -> dict[str, Any]:
     numbers = np.arange(ITEMS)
     correct = numbers % 10 != 9
     candidate = correct & (rng.random(ITEMS) >= WRONG_SHARE.get(arm, 0.0))
-    answers = [f"{1000 + number}" for number in numbers]
+    asked = [recall_draw(7, 8 + number, 24) for number in range(ITEMS)]
+    answers = [item.expected for item in asked]
     return {
         "arm": name,
         "task": "recall",
         "slice": "all",
-        "context": [f"context-{number:02}" for number in numbers],
+        "context": [item.id for item in asked],
         "context_tokens": 180,
         "question": [f"word-{number:02}" for number in numbers],
         "expected": answers,

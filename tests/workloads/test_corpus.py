@@ -171,3 +171,21 @@ def test_the_licence_of_the_default_corpus_asks_for_this_sentence() -> None:
     assert (
         "Contains Parliamentary information licensed under the Open Parliament Licence v3.0" in hansard.load().licence
     )
+
+
+@pytest.mark.parametrize("name", ["path:", "path:  ", "hansard+path:"])
+def test_an_empty_path_is_not_the_current_folder(name, tmp_path, monkeypatch) -> None:
+    (tmp_path / "own.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WorkloadError, match="names no path"):
+        load_corpus(name)
+
+
+def test_a_device_is_said_to_be_one() -> None:
+    with pytest.raises(WorkloadError, match="'/dev/null' is neither a folder nor a plain file"):
+        load_corpus("path:/dev/null")
+
+
+def test_the_home_of_nobody_is_an_error() -> None:
+    with pytest.raises(WorkloadError, match="cannot be read"):
+        load_corpus("path:~nobody-of-this-name/texts")

@@ -9,8 +9,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from kvassay.core.recall_rule import DEPTHS
 from kvassay.errors import WorkloadError
-from kvassay.workloads.recall import ANSWER, DEPTHS, HEADING, QUESTION, recall_items
+from kvassay.workloads.recall import ANSWER, HEADING, QUESTION, recall_items
 from kvassay.workloads.recall_words import WORDS
 
 from ..engines.model_folders import SENTENCES, byte_tokenizer

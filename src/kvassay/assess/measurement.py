@@ -11,6 +11,7 @@ from kvassay.assess.arms import PlannedArm
 from kvassay.assess.document_rows import Calibrations, DocumentPasses, TokenRows, answers, run_document, token_rows
 from kvassay.assess.progress import Progress
 from kvassay.assess.workload import item_ids
+from kvassay.core.recall_rule import TASK, is_right
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.decode_view import EncodeCounts
 from kvassay.workloads.excerpts import TokenDocument
@@ -88,19 +89,22 @@ def measure_items(
         for answer, run in zip(found, passes.arms, strict=True):
             tally.add(answer.arm, run.candidate.counts)
         count = len(found)
+        true_answer = subject.tokenizer.decode(expected)
+        reference_answer = subject.tokenizer.decode(reference)
+        candidate_answers = [subject.tokenizer.decode(answer.token_ids) for answer in found]
         sink(
             {
                 "arm": [answer.arm for answer in found],
-                "task": ["recall"] * count,
+                "task": [TASK] * count,
                 "slice": [item.slice] * count,
                 "context": [item.id] * count,
                 "context_tokens": [prompt_tokens] * count,
                 "question": [item.question] * count,
-                "expected": [item.expected] * count,
-                "reference_answer": [subject.tokenizer.decode(reference)] * count,
-                "candidate_answer": [subject.tokenizer.decode(answer.token_ids) for answer in found],
-                "reference_correct": [reference == expected] * count,
-                "candidate_correct": [answer.token_ids == expected for answer in found],
+                "expected": [true_answer] * count,
+                "reference_answer": [reference_answer] * count,
+                "candidate_answer": candidate_answers,
+                "reference_correct": [is_right(reference_answer, true_answer)] * count,
+                "candidate_correct": [is_right(answer, true_answer) for answer in candidate_answers],
                 "stored_reads": [answer.stored_reads for answer in found],
             }
         )

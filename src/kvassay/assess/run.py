@@ -23,12 +23,12 @@ from kvassay.assess.planning import plan_record
 from kvassay.assess.progress import Progress, Silent
 from kvassay.assess.real_ledgers import allocated_ledger
 from kvassay.assess.workload import Workload, item_ids, prepare_workload
-from kvassay.cache.quantized_cache import check_serves
 from kvassay.core.contract import Contract
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import predict_ledger
 from kvassay.core.model_source import geometry_of
 from kvassay.core.records import Arm, Verdicts
+from kvassay.core.serving import check_serves
 from kvassay.core.spec import QuantSpec
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.loading import LoadedModel, load_model
@@ -111,10 +111,11 @@ class _Run:
         with _timed(self._seconds, "load"):
             self._loaded = load_model(self._model_name, announce=self._progress.note)
             self._check_subject(self._loaded)
+            self._workload: Workload = prepare_workload(self._contract, self._loaded.tokenizer)
+            self._check_lengths(self._loaded)
             self._scorer = DecodeScorer(
                 self._loaded.model, self._loaded.geometry, self._contract.inference.prefill_reads
             )
-            self._workload: Workload = prepare_workload(self._contract, self._loaded.tokenizer)
         with _timed(self._seconds, "pilot"):
             self._pilot: Pilot = run_pilot(
                 self._contract, self._scorer, self._loaded.tokenizer, self._arms, self._workload, self._progress
@@ -193,6 +194,11 @@ class _Run:
                 f"the contract is for model {subject.model!r}, found {self._model_name!r}; "
                 "assess that model, or change subject.model in a copy of the contract"
             )
+        if not self._contract.has_fidelity and not self._contract.task:
+            raise ContractError(
+                "the contract bounds bytes alone, which need no run: kvassay bytes computes them; "
+                "add [fidelity.*] or [task.*] to assess what they cost"
+            )
         geometry = geometry_of(self._model_name)
         for arm in self._arms:
             check_serves(arm.kv_format, geometry)
@@ -212,6 +218,22 @@ class _Run:
         ):
             if expected is not None and expected != found:
                 raise ModelError(f"subject.{what} of the contract is {expected}, the model has {found}")
+
+    def _check_lengths(self, loaded: LoadedModel) -> None:
+        """Refuse items beyond the model's context: some models fail there, and others answer nonsense without a word.
+
+        How long an item is depends on the tokenizer; the length of a text is the contract's and was checked before.
+        """
+        context = loaded.geometry.max_context
+        items = (*self._workload.pilot_items, *self._workload.items)
+        longest = max((len(item_ids(item)) for item in items), default=0)
+        if context is not None and longest > context:
+            lines = self._contract.task["recall"].context_lines
+            raise ContractError(
+                f"task.recall: items with context_lines = {lines} have up to {longest} tokens, "
+                f"{self._model_name} has a context of {context} tokens; at most about "
+                f"{max(1, lines * context // longest)} lines fit"
+            )
 
     def _measure_ledgers(self) -> dict[str, ArmLedgers]:
         """Computed beside allocated, at the length of one text document, or of the longest item without text."""
@@ -271,7 +293,7 @@ class _Run:
                 "prefill_reads": contract.inference.prefill_reads,
             },
             "geometry": loaded.geometry.model_dump(mode="json"),
-            **self._workload.to_json(),
+            **self._workload.to_json(contract.text.prompt_tokens),
             "task": {
                 "recall": None
                 if recall is None

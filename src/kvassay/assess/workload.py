@@ -20,8 +20,11 @@ class Workload(NamedTuple):
     pilot_items: tuple[RecallItem, ...]
     items: tuple[RecallItem, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """What identifies the workload: corpus, licence, and a digest of each document's tokens."""
+    def to_json(self, prompt_tokens: int) -> dict[str, Any]:
+        """What identifies the workload: corpus, licence, and digests of each document's tokens.
+
+        `sha256` is of all token ids, `scored_sha256` of those that rows hold: the true next token of each position.
+        """
         corpus = None
         if self.corpus is not None:
             corpus = {
@@ -36,6 +39,7 @@ class Workload(NamedTuple):
                         "slice": document.slice,
                         "tokens": len(document.token_ids),
                         "sha256": sha256_json(list(document.token_ids)),
+                        "scored_sha256": sha256_json(list(document.token_ids[prompt_tokens + 1 :])),
                     }
                     for document in self.documents
                 ],

@@ -20,10 +20,10 @@ from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
 from kvassay.cache.side_store import OnClip, SideStore
 from kvassay.core.format_names import parse_format
-from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner, geometry_from_config
+from kvassay.core.geometry import LayerGeometry, Owner, geometry_from_config
 from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
-from kvassay.core.layout import streams
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
+from kvassay.core.serving import check_serves
 from kvassay.errors import CalibrationError, FormatError, GeometryError
 from kvassay.formats import Calibration
 from kvassay.formats.calibration import require_calibration
@@ -291,23 +291,3 @@ def layer_calibration(
             "calibrate for this format"
         )
     return given
-
-
-def check_serves(kv_format: KVFormat, geometry: CacheGeometry) -> None:
-    """Raise before the first token where a format cannot serve a model: head size, layer and head numbers."""
-    largest = kv_format.largest_layer
-    if largest is not None and largest >= geometry.num_layers:
-        raise FormatError(
-            f"{kv_format.name} names layer {largest}, the model has layers 0 to {geometry.num_layers - 1}"
-        )
-    for override in kv_format.overrides:
-        for layer in override.layers:
-            if override.heads is not None and override.heads[-1] >= geometry.layers[layer].kv_heads:
-                raise FormatError(
-                    f"{kv_format.name} names KV head {override.heads[-1]} of layer {layer}, which has heads 0 to "
-                    f"{geometry.layers[layer].kv_heads - 1}"
-                )
-    for index, layer in enumerate(geometry.layers):
-        for group in head_groups(kv_format, index, layer):
-            streams(group.keys.spec, len(group.heads), layer.head_dim)
-            streams(group.values.spec, len(group.heads), layer.value_dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -11,8 +12,9 @@ from cyclopts import Parameter
 from kvassay.cli.output import print_json, print_table, say, table_lines
 from kvassay.cli.progress_display import ProgressDisplay
 from kvassay.cli.torch_extra import require_torch
-from kvassay.core.contract import Contract, load_contract
+from kvassay.core.contract import Contract, parse_contract, read_contract_text
 from kvassay.core.records import ClauseVerdict, FormatVerdict, Outcome, Role
+from kvassay.errors import printable
 
 _WORDS = {
     Outcome.MET: "MET",
@@ -48,7 +50,8 @@ def assess(
     json
         Print one JSON document.
     """
-    loaded = load_contract(contract)
+    text = read_contract_text(contract)
+    loaded = parse_contract(text, str(contract))
     require_torch("kvassay assess")
     if dry_run:
         return _dry_run(model, loaded, json)
@@ -56,9 +59,7 @@ def assess(
 
     folder = out or Path(f"kvassay-{_slug(model)}-{_slug(loaded.name)}")
     with ProgressDisplay(quiet=json) as progress:
-        result = run_assessment(
-            model, loaded, contract.read_text(encoding="utf-8"), folder, progress, on_plan=None if json else _say_plan
-        )
+        result = run_assessment(model, loaded, text, folder, progress, on_plan=None if json else _say_plan)
     verdicts = result.verdicts
     if json:
         manifest = {"out": str(result.out), "root": result.manifest.root, "answer": result.answer, "plan": result.plan}
@@ -73,8 +74,8 @@ def assess(
         print(f"control {control.name}: {state}: {control.reason}")
     print(f"\n{result.answer}")
     print(f"{_WORDS[verdicts.outcome]} (exit code {verdicts.exit_code}): {verdicts.reason}")
-    print(f"evidence {folder}\nreport   {folder / 'report.html'}")
-    print(f"verify with: kvassay verify {folder} --root {result.manifest.root}")
+    print(f"evidence {printable(str(folder))}\nreport   {printable(str(folder / 'report.html'))}")
+    print(printable(f"verify with: kvassay verify {quote(str(folder))} --root {result.manifest.root}"))
     return verdicts.exit_code
 
 

@@ -12,6 +12,7 @@ from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import Owner
 from kvassay.core.ledger import ByteLedger, predict_ledger
 from kvassay.core.model_source import geometry_of
+from kvassay.core.serving import check_serves
 
 Count = Annotated[int, Parameter(validator=Number(gte=1, lte=1_000_000_000))]
 
@@ -41,7 +42,10 @@ def bytes_command(
         Print one JSON document.
     """
     geometry = geometry_of(model)
-    ledgers = [predict_ledger(geometry, parse_format(name), context, batch) for name in format]
+    formats = [parse_format(name) for name in format]
+    for kv_format in formats:
+        check_serves(kv_format, geometry)
+    ledgers = [predict_ledger(geometry, kv_format, context, batch) for kv_format in formats]
     if json:
         print_json([ledger.to_json() for ledger in ledgers])
         return 0

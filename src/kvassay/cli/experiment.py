@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import cyclopts
@@ -10,6 +11,7 @@ from cyclopts import Parameter
 
 from kvassay.cli.output import print_json, print_table
 from kvassay.cli.torch_extra import require_torch
+from kvassay.errors import printable
 
 experiment = cyclopts.App(name="experiment", help="Reproduce a measured experiment into a folder that can be verified.")
 
@@ -43,9 +45,8 @@ def attention_error(*, out: Path, json: Annotated[bool, Parameter(negative=())] 
         header = list(rows[0])
         print_table(header, [[_cell(row[column]) for column in header] for row in rows], right=range(3, len(header)))
         print()
-    print(
-        f"folder {result.folder}\nroot {result.root}\nverify with: kvassay verify {result.folder} --root {result.root}"
-    )
+    print(f"folder {printable(str(result.folder))}\nroot {result.root}")
+    print(printable(f"verify with: kvassay verify {quote(str(result.folder))} --root {result.root}"))
     return 0
 
 

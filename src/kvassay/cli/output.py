@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 
@@ -33,8 +34,9 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], right: 
 
 
 def say(text: str) -> None:
-    """A line for people, on stderr, so that stdout holds the answer alone."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for people, on stderr, so that stdout holds the answer alone. A stderr that is gone ends no run."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def nbytes_text(nbytes: float) -> str:

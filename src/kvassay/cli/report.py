@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from kvassay.cli.output import print_json
-from kvassay.errors import PackError
+from kvassay.errors import PackError, printable
 
 
 def report(
@@ -30,18 +31,22 @@ def report(
         Print one JSON document.
     """
     from kvassay.pack.reader import read_pack
+    from kvassay.pack.whole_file import write_whole_file
     from kvassay.report import render_report
 
-    html = render_report(read_pack(pack))
+    if os.path.lexists(out):
+        raise PackError(f"{str(out)!r} exists; give a path that does not exist yet")
+    content = read_pack(pack)
     try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(html)
-    except FileExistsError as error:
-        raise PackError(f"{str(out)!r} exists; give a path that does not exist yet") from error
-    except OSError as error:
-        raise PackError(f"{str(out)!r} cannot be written: {error.strerror}") from error
+        html = render_report(content).encode()
+    except Exception as error:  # a stranger's pack may hold what no run writes
+        raise PackError(
+            f"the report of {str(pack)!r} cannot be rendered: {type(error).__name__}: {error}; "
+            "see what kvassay verify says of it"
+        ) from error
+    write_whole_file(out, html)
     if json:
-        print_json({"report": str(out), "nbytes": len(html.encode())})
+        print_json({"report": str(out), "nbytes": len(html)})
     else:
-        print(f"report: {out}")
+        print(f"report: {printable(str(out))}")
     return 0

@@ -35,8 +35,9 @@ def verify(
     schema = read_schema(folder)
     if schema == PACK_SCHEMA:
         from kvassay.pack.verify import verify_pack
+        from kvassay.report.again import with_report_checks
 
-        verification = verify_pack(folder, root)
+        verification = with_report_checks(folder, verify_pack(folder, root))
     elif schema == EXPERIMENT_SCHEMA:
         from kvassay.experiments.audit import audit_attention_error
 

@@ -21,7 +21,22 @@ from kvassay.errors import ContractError, FormatError
 
 SCHEMA = "kvassay.contract/1"
 
+MAX_CONTRACT_NBYTES = 1 << 20
+MAX_WHOLE = (1 << 53) - 1
+"""The largest integer that every JSON reader reads as written."""
+MAX_POSITION = (1 << 31) - 1
+"""Positions are 32-bit in the row tables."""
+
 Probability = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+Alpha = Annotated[float, Field(ge=1e-6, lt=0.5, allow_inf_nan=False)]
+"""Below, no test of a run's size decides anything; from a half on, a coin decides."""
+Power = Annotated[float, Field(ge=0.01, le=0.9999, allow_inf_nan=False)]
+Margin = Annotated[float, Field(ge=1e-4, lt=1, allow_inf_nan=False)]
+"""A smaller one needs tens of thousands of contexts without a single loss."""
+Rate = Annotated[float, Field(ge=1e-6, lt=1, allow_inf_nan=False)]
+Whole = Annotated[int, Field(le=MAX_WHOLE)]
+Count = Annotated[int, Field(le=1_000_000)]
+Tokens = Annotated[int, Field(le=MAX_POSITION // 2)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -43,9 +58,17 @@ class TextWorkload(_Model):
     """Documents for the teacher-forced level: `prompt_tokens` of history, then `scored_tokens` decode positions."""
 
     corpus: str = "hansard"
-    documents: int = Field(default=24, ge=1)
-    prompt_tokens: int = Field(default=256, ge=0)
-    scored_tokens: int = Field(default=256, ge=2)
+    documents: Count = Field(default=24, ge=1)
+    prompt_tokens: Tokens = Field(default=256, ge=0)
+    scored_tokens: Tokens = Field(default=256, ge=5)
+    """At least five: with fewer, two documents could have equal tokens by chance and would pass for copies."""
+
+    @field_validator("corpus")
+    @classmethod
+    def _named_corpus(cls, corpus: str) -> str:
+        if not corpus.strip().removeprefix("path:").strip():
+            raise ValueError(f"found {corpus!r}; expected a corpus, for example 'hansard' or 'path:FOLDER_OR_FILE'")
+        return corpus
 
 
 class Candidates(_Model):
@@ -68,18 +91,18 @@ class Candidates(_Model):
 
 
 class Inference(_Model):
-    alpha: Probability = 0.05
-    power: Probability = 0.8
+    alpha: Alpha = 0.05
+    power: Power = 0.8
     design: Literal["fixed"] = "fixed"
     cluster: Literal["document"] = "document"
     prefill_reads: Literal["exact", "stored"] = "exact"
     """What prompt tokens read of older prompt tokens: the exact values (as when the prompt runs in one piece), or the
     stored ones (as when every token goes through the cache)."""
-    pilot_documents: int = Field(default=4, ge=2)
+    pilot_documents: Count = Field(default=4, ge=2)
     """Documents of the pilot that planning and calibration use; never reused for the verdict."""
-    pilot_items: int = Field(default=8, ge=2)
+    pilot_items: Count = Field(default=8, ge=2)
     bootstrap_replicates: int = Field(default=10_000, ge=200, le=1_000_000)
-    seed: int = Field(default=7, ge=0)
+    seed: Whole = Field(default=7, ge=0)
 
 
 class Controls(_Model):
@@ -101,15 +124,15 @@ class KlMeanBound(_Model):
 
     max: Positive
     unit: Literal["nats/token"] = "nats/token"
-    min_docs: int = Field(default=20, ge=20)
+    min_docs: Count = Field(default=20, ge=20)
 
 
 class KlExceedBound(_Model):
     """Upper bound on the share of decode positions whose KL exceeds `tau_nats`."""
 
     tau_nats: Positive
-    max_rate: Probability
-    min_docs: int = Field(default=20, ge=20)
+    max_rate: Rate
+    min_docs: Count = Field(default=20, ge=20)
 
 
 class NllDeltaBound(_Model):
@@ -117,7 +140,7 @@ class NllDeltaBound(_Model):
 
     max: Positive
     unit: Literal["nats/token"] = "nats/token"
-    min_docs: int = Field(default=20, ge=20)
+    min_docs: Count = Field(default=20, ge=20)
 
 
 class Fidelity(_Model):
@@ -129,10 +152,10 @@ class Fidelity(_Model):
 class TaskBound(_Model):
     """Paired non-inferiority of a task's accuracy: the loss may be at most `margin` (0.02 = two points)."""
 
-    margin: Probability
+    margin: Margin
     ref_floor: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
-    items: int = Field(default=64, ge=1)
-    context_lines: int = Field(default=24, ge=2)
+    items: Count = Field(default=64, ge=1)
+    context_lines: int = Field(default=24, ge=2, le=1000)
     slices: tuple[str, ...] = ()
 
 
@@ -214,21 +237,37 @@ class Contract(_Model):
 def parse_contract(text: str, origin: str = "contract") -> Contract:
     """Read a contract from TOML text; raises ContractError naming the field path."""
     try:
-        return Contract.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        fields = tomllib.loads(text)
+    except RecursionError as error:
+        raise ContractError(f"{origin}: not valid TOML: nested too deeply") from error
+    except ValueError as error:
         raise ContractError(f"{origin}: not valid TOML: {error}") from error
+    try:
+        return Contract.model_validate(fields)
     except ValidationError as error:
         raise ContractError(f"{origin}: {_first_error(error)}") from error
 
 
 def load_contract(path: Path) -> Contract:
+    """Read a contract file; raises ContractError naming the file and the fault."""
+    return parse_contract(read_contract_text(path), origin=str(path))
+
+
+def read_contract_text(path: Path) -> str:
+    """The text of a contract file, byte for byte; a pipe will do, since it is read once."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_CONTRACT_NBYTES + 1)
+        text = data.decode()
     except FileNotFoundError as error:
         raise ContractError(f"contract {str(path)!r} does not exist") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"contract {str(path)!r} cannot be read: {error}") from error
-    return parse_contract(text, origin=str(path))
+    except OSError as error:
+        raise ContractError(f"contract {str(path)!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ContractError(f"contract {str(path)!r} cannot be read: not UTF-8 at byte {error.start}") from error
+    if len(data) > MAX_CONTRACT_NBYTES:
+        raise ContractError(f"contract {str(path)!r} has more than {MAX_CONTRACT_NBYTES} bytes; is it a contract?")
+    return text
 
 
 def _first_error(error: ValidationError) -> str:
@@ -240,7 +279,8 @@ def _first_error(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         message = "unknown key; remove it or correct its spelling"
     elif first["type"] not in ("missing", "value_error"):
-        message = f"{message}, found {first['input']!r}"
+        found = repr(first["input"])
+        message = f"{message}, found {found if len(found) <= 80 else found[:77] + '...'}"
     further = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{path}: {message}{further}"
 

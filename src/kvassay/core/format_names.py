@@ -32,6 +32,7 @@ _KEY_STEPS = {"keybias": ("kept", "removed"), "rope": ("applied", "removed")}
 def parse_format(text: str) -> KVFormat:
     """Read a format string; raises FormatError naming what was found and what would do."""
     parts = [part.strip() for part in text.strip().split(",")]
+    _refuse_repetition(text, parts)
     if parts[0] in PRESET_TEXT:
         parts = PRESET_TEXT[parts[0]].split(",") + parts[1:]
     elif not re.match(r"(k|v|kv)=", parts[0]):
@@ -58,6 +59,17 @@ def parse_format(text: str) -> KVFormat:
         overrides=tuple(overrides),
         **options,  # pyright: ignore[reportArgumentType]  (pydantic checks them)
     )
+
+
+def _refuse_repetition(text: str, parts: list[str]) -> None:
+    """A part that is silently overridden by a later one is a format that nobody meant."""
+    given: dict[str, str] = {}
+    for part in parts:
+        key, equals, _ = part.partition("=")
+        for name in ("k", "v") if key == "kv" else (key,):
+            if equals and name in given:
+                raise FormatError(f"format {text!r} says {name} twice: {given[name]!r} and {part!r}; remove one")
+            given[name] = part
 
 
 def format_name(kv_format: KVFormat) -> str:

@@ -33,33 +33,34 @@ class Owner(StrEnum):
     """Transient: conversion and dequantization buffers. Never part of the persistent sum."""
 
 
+_MAX_LAYERS = 4096
+_MAX_COUNT = 1 << 24
+"""Bounds for hostile configs; real models stay far below."""
+
+
 class LayerGeometry(BaseModel):
     """One layer's cache. `sliding_window` tokens are visible to a query (itself included), all if None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    value_dim: int = Field(ge=1)
-    sliding_window: int | None = Field(default=None, ge=1)
+    kv_heads: int = Field(ge=1, le=_MAX_COUNT)
+    head_dim: int = Field(ge=1, le=_MAX_COUNT)
+    value_dim: int = Field(ge=1, le=_MAX_COUNT)
+    sliding_window: int | None = Field(default=None, ge=1, le=_MAX_COUNT)
 
 
 class CacheGeometry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_type: str
-    query_heads: int = Field(ge=1)
-    layers: tuple[LayerGeometry, ...] = Field(min_length=1)
+    query_heads: int = Field(ge=1, le=_MAX_COUNT)
+    layers: tuple[LayerGeometry, ...] = Field(min_length=1, max_length=_MAX_LAYERS)
     max_context: int | None = None
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
-
-_MAX_LAYERS = 4096
-_MAX_COUNT = 1 << 24
-"""Bounds for hostile configs; real models stay far below."""
 
 _OMITTED: dict[str, dict[str, int]] = {
     "gemma3_text": {

@@ -76,6 +76,12 @@ class KVFormat(BaseModel):
                 "keybias=removed and rope=removed change how keys are quantized, and this format stores keys as plain "
                 "floats; leave them out, or quantize keys"
             )
+        targets = [(one.layers, one.heads, one.keys is None, one.values is None) for one in self.overrides]
+        if twice := next((target for index, target in enumerate(targets) if target in targets[:index]), None):
+            raise FormatError(
+                f"layers {list(twice[0])} are overridden twice by the same kind of override, of which only the last "
+                "would hold; remove one"
+            )
         return self
 
     @cached_property

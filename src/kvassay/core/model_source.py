@@ -55,13 +55,18 @@ def resolve_model(name: str) -> ModelSource:
         raise ModelError(f"model {name!r} is empty or has unprintable characters; {_expected()}")
     if (builtin := BUILTIN_MODELS.get(name.lower())) is not None:
         return ModelSource(name, SourceKind.GGUF, _packaged_gguf(name, builtin), None)
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"model {name!r}: {error}; {_expected()}") from error
     if path.is_dir():
         return ModelSource(name, SourceKind.FOLDER, _checked_folder(path), None)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"model file {name!r} is not a .gguf file; {_expected()}")
         return ModelSource(name, SourceKind.GGUF, path, None)
+    if path.exists():
+        raise ModelError(f"model {name!r} is neither a folder nor a plain file; {_expected()}")
     looks_like_path = name.startswith((".", "/", "~")) or name.lower().endswith(".gguf") or "\\" in name
     hub = None if looks_like_path else parse_hub_name(name)
     if hub is None:

@@ -15,7 +15,7 @@ import difflib
 import re
 from contextlib import suppress
 
-from kvassay.core.methods import Method, Option, Word, methods, words
+from kvassay.core.methods import Method, Option, Word, method_of, words
 from kvassay.core.spec import STATIC, Granularity, OptionValue, QuantSpec, Rotation, ScaleDtype
 from kvassay.errors import FormatError
 
@@ -36,7 +36,6 @@ _PLAIN = {
 }
 _PLAIN_NAMES = {granularity: text for text, granularity in _PLAIN.items()}
 _GRANULARITY_HELP = "tensor, head, channel, token, token-head, groupN, channelN, blockTxC or tileT"
-_MODIFIERS = ("sym", "asym", "scale=f32", "scale=f16", "had", "seed=1", "mean")
 
 
 def parse_side(text: str) -> QuantSpec:
@@ -63,7 +62,7 @@ def parse_side(text: str) -> QuantSpec:
 
 def side_name(spec: QuantSpec) -> str:
     """The shortest text that `parse_side` reads back to an equal spec."""
-    method = methods()[spec.method]
+    method = method_of(spec)
     for word in method.words:
         text = _name_with(spec, method, word)
         # A word may lack what the spec has; then another of the method's words writes it.
@@ -112,8 +111,13 @@ def _modified(
     block: int | None = None
     seed: int | None = None
     options = _default_options(method, word)
+    given: dict[str, str] = {}
     for modifier in modifiers:
         key, equals, value = modifier.partition("=")
+        chosen = "sym or asym" if modifier in ("sym", "asym") else key
+        if chosen in given:
+            raise FormatError(f"{text!r} says {chosen} twice: {given[chosen]!r} and {modifier!r}; remove one")
+        given[chosen] = modifier
         if modifier in ("sym", "asym") and word.may_flip:
             symmetric = modifier == "sym"
         elif key == "scale" and value in _SCALES and granularity is not Granularity.NONE:
@@ -130,8 +134,8 @@ def _modified(
         elif key in options:
             options[key] = _option_value(method, key, value)
         else:
-            allowed = [name for name in _MODIFIERS if name not in ("sym", "asym") or word.may_flip]
-            raise FormatError(unknown(f"modifier of {word.text}", modifier, [*allowed, *options]))
+            taken = [name for name, takes in _takes(method, word, granularity).items() if takes]
+            raise FormatError(unknown(f"modifier of {word.text}", modifier, [*taken, *options]))
     if seed is not None and block is None:
         raise FormatError(f"seed draws the signs of a rotation, and {text!r} has none; add had")
     return {
@@ -141,6 +145,19 @@ def _modified(
         "rotation": None if block is None else Rotation(block=block, seed=seed or 0),
         "mean": mean,
         "options": tuple(sorted(options.items())),
+    }
+
+
+def _takes(method: Method, word: Word, granularity: Granularity) -> dict[str, bool]:
+    """Which modifiers of the grammar this codec takes."""
+    scales = granularity is not Granularity.NONE
+    return {
+        "sym": word.may_flip,
+        "asym": word.may_flip,
+        **{f"scale={_SCALE_NAMES[dtype]}": scales for dtype in word.scale_dtypes},
+        "had": method.may_rotate,
+        "seed=1": method.may_rotate,
+        "mean": method.may_rotate,
     }
 
 
@@ -224,6 +241,6 @@ def whole_number(key: str, text: str) -> int:
 
 def unknown(what: str, found: str, choices: list[str]) -> str:
     """An error text with the nearest choice and all of them."""
-    close = difflib.get_close_matches(found, choices, n=1)
+    close = difflib.get_close_matches(found, [choice for choice in choices if choice != found], n=1)
     hint = f"; did you mean {close[0]!r}? Known" if close else "; known"
-    return f"{what} {found!r} is unknown{hint}: {', '.join(choices)}"
+    return f"{what} {found!r} is unknown{hint}: {', '.join(choices) or 'none'}"

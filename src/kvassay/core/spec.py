@@ -108,6 +108,11 @@ class QuantSpec(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> QuantSpec:
+        if self.code_dtype not in DTYPE_NBYTES:
+            raise FormatError(f"code_dtype {self.code_dtype!r} is unknown; known: {', '.join(DTYPE_NBYTES)}")
+        most = 8 * DTYPE_NBYTES[self.code_dtype]
+        if not 1 <= self.num_bits <= most:
+            raise FormatError(f"num_bits is {self.num_bits}; expected 1 to {most}, the bits of {self.code_dtype}")
         for field, needed in (
             ("group_size", self.granularity in (Granularity.GROUP, Granularity.CHANNEL, Granularity.BLOCK)),
             ("block_tokens", self.granularity in (Granularity.BLOCK, Granularity.TILE)),

@@ -1,19 +1,22 @@
-"""Faults that make an arm's rows unusable: unpaired, doubled, copied, or measured against another reference.
+"""Faults that make an arm's rows unusable: unplanned, unpaired, doubled, copied, or of another reference.
 
 Every comparison is paired, so every arm must hold the same positions and contexts, each once. An arm that lacks some
 of what another has could have lost its worst rows; an arm whose reference differs was not compared with the same
-thing. Each fault is one sentence, by arm.
+thing. And every arm must hold what the contract plans and nothing else: which positions are scored, and which items are
+asked, follows from the contract, so that none can be chosen by its result. Each fault is one sentence, by arm.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvassay.judge.rows import Floats, Integers, ItemTable, TokenRows, TokenTable
+from kvassay.core.contract import Contract, TextWorkload
+from kvassay.core.recall_rule import RecallDraw, recall_draw
+from kvassay.judge.rows import ALL, Floats, Integers, ItemRows, ItemTable, TokenRows, TokenTable
 from kvassay.judge.wording import listed
 
 REFERENCE_TOLERANCE_NATS = 1e-4
@@ -23,7 +26,7 @@ Faults = dict[str, tuple[str, ...]]
 """Sentences by arm; arms without a fault are left out."""
 
 
-def token_faults(table: TokenTable) -> Faults:
+def token_faults(table: TokenTable, text: TextWorkload) -> Faults:
     faults: dict[str, list[str]] = defaultdict(list)
     if not table.arms:
         return {}
@@ -49,10 +52,12 @@ def token_faults(table: TokenTable) -> Faults:
         for arm, differing in _differing(keys, values, tolerance).items():
             sentence = f"{what} differ between arms at {len(differing)} positions, first {place(differing[0])}"
             faults[arm].append(sentence)
+    for arm, rows in table.arms.items():
+        faults[arm] += _unplanned_positions(table, rows, text)
     return {arm: tuple(found) for arm, found in faults.items() if found}
 
 
-def item_faults(table: ItemTable, task: str) -> Faults:
+def item_faults(table: ItemTable, task: str, contract: Contract) -> Faults:
     faults: dict[str, list[str]] = defaultdict(list)
     arms = {arm: rows for (name, arm), rows in table.arms.items() if name == task}
 
@@ -73,6 +78,9 @@ def item_faults(table: ItemTable, task: str) -> Faults:
         values = {arm: np.asarray(getattr(rows, column), dtype=np.float64) for arm, rows in arms.items()}
         for arm, differing in _differing(keys, values, 0.0).items():
             faults[arm].append(f"{what} differs between arms in the contexts {names(differing)}")
+    planned = _planned_items(contract, task, table.contexts)
+    for arm, rows in arms.items():
+        faults[arm] += _item_contradictions(table, rows, planned)
     return {arm: tuple(found) for arm, found in faults.items() if found}
 
 
@@ -125,19 +133,83 @@ def _differing(keys: dict[str, Integers], values: dict[str, Floats], tolerance: 
     return {arm: [int(key) for key in some] for arm, some in found.items() if len(some)}
 
 
+def _unplanned_positions(table: TokenTable, rows: TokenRows, text: TextWorkload) -> list[str]:
+    """Documents that hold other positions than the contract scores.
+
+    Of `scored_tokens` queries the last has no true next token and so no row.
+    """
+    first, count = text.prompt_tokens, text.scored_tokens - 1
+    starts = np.flatnonzero(np.diff(rows.document, prepend=-1))
+    lengths = np.diff(starts, append=rows.size)
+    expected = first + np.arange(rows.size) - np.repeat(starts, lengths)
+    odd = (lengths != count) | np.logical_or.reduceat(rows.position != expected, starts)
+    if not odd.any():
+        return []
+    index = int(np.argmax(odd))
+    found = rows.position[starts[index] : starts[index] + lengths[index]]
+    return [
+        f"{int(odd.sum())} of {len(starts)} documents hold other positions than the contract scores, first document "
+        f"{table.documents[int(rows.document[starts[index]])]!r}: {len(found)} positions from {found[0]} to "
+        f"{found[-1]}, expected each from {first} to {first + count - 1} once"
+    ]
+
+
 def _copied_documents(table: TokenTable, rows: TokenRows) -> list[str]:
-    """Documents with equal tokens and equal reference NLLs under two names: copies, not independent evidence."""
+    """Documents with equal tokens under two names: copies, not independent evidence, whatever their figures say."""
     first: dict[bytes, int] = {}
     copies: list[str] = []
     starts = np.flatnonzero(np.diff(rows.document, prepend=-1))
     for begin, end in zip(starts, [*starts[1:], rows.size], strict=True):
-        part = slice(int(begin), int(end))
-        content = b"".join(column[part].tobytes() for column in (rows.position, rows.token_id, rows.nll_reference_nats))
         code = int(rows.document[begin])
-        original = first.setdefault(content, code)
+        original = first.setdefault(rows.token_id[int(begin) : int(end)].tobytes(), code)
         if original != code:
             copies.append(f"{table.documents[code]!r} of {table.documents[original]!r}")
     if not copies:
         return []
     more = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
     return [f"documents are copies, which are not independent: {copies[0]}{more}"]
+
+
+def _planned_items(contract: Contract, task: str, contexts: Sequence[str]) -> dict[str, RecallDraw]:
+    """Those contexts that are items of the contract; the pilot's come before them and are not asked again."""
+    found: dict[str, RecallDraw] = {}
+    for name, bound in contract.task.items():
+        if name != task:
+            continue
+        begin = contract.inference.pilot_items
+        for context in contexts:
+            number = context.rpartition("/")[2]
+            index = int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
+            if not begin <= index < begin + bound.items:
+                continue
+            drawn = recall_draw(contract.inference.seed, index, bound.context_lines)
+            if drawn.id == context:
+                found[context] = drawn
+    return found
+
+
+def _item_contradictions(table: ItemTable, rows: ItemRows, planned: dict[str, RecallDraw]) -> Iterator[str]:
+    """Items that are none of the contract's, ask something else, or say another result than their answer shows."""
+    contexts = [table.contexts[code] for code in _codes(rows.context)]
+    expected = [table.expected[code] or "" for code in _codes(rows.expected)]
+    slices = [table.slices[code] for code in _codes(rows.slice)]
+    if unplanned := [context for context in contexts if context not in planned]:
+        yield f"items that the contract does not plan: {listed(unplanned)}"
+    asked = [row for row in zip(contexts, expected, slices, strict=True) if row[0] in planned]
+    # A token may straddle the question's end, so the answer's text can begin with some of the question.
+    if other := [context for context, text, _ in asked if not text.endswith(planned[context].expected)]:
+        yield f"the expected answer is not that of the item in the contexts {listed(other)}"
+    if other := [context for context, _, part in asked if part not in (ALL, planned[context].slice)]:
+        yield f"the slice is not that of the item in the contexts {listed(other)}"
+    for what, stated, shown in (
+        ("reference_correct", rows.reference_correct, rows.reference_right),
+        ("candidate_correct", rows.candidate_correct, rows.candidate_right),
+    ):
+        wrong = ~np.isnan(stated) & ~(stated == shown)
+        if wrong.any():
+            names = [contexts[index] for index in _codes(np.flatnonzero(wrong))]
+            yield f"{what} does not follow from the answer in {len(names)} contexts: {listed(names)}"
+
+
+def _codes(codes: Integers) -> list[int]:
+    return [int(code) for code in codes.tolist()]

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from kvassay.core.recall_rule import is_right
 from kvassay.core.records import ITEM_COLUMNS, TOKEN_COLUMNS
 from kvassay.errors import PackError
 
@@ -73,6 +74,11 @@ class ItemRows(NamedTuple):
     slice: Integers
     asked: Integers
     """Code of question, expected and reference answer together: what must be equal under every arm."""
+    expected: Integers
+    """Code of the expected answer: its place in `ItemTable.expected`."""
+    reference_right: Floats
+    """What `reference_correct` must be by the task's rule and the answer; NaN where an answer is missing."""
+    candidate_right: Floats
     context_tokens: Floats
     reference_correct: Floats
     candidate_correct: Floats
@@ -88,6 +94,9 @@ class ItemRows(NamedTuple):
             context=self.context[which],
             slice=self.slice[which],
             asked=self.asked[which],
+            expected=self.expected[which],
+            reference_right=self.reference_right[which],
+            candidate_right=self.candidate_right[which],
             context_tokens=self.context_tokens[which],
             reference_correct=self.reference_correct[which],
             candidate_correct=self.candidate_correct[which],
@@ -98,6 +107,7 @@ class ItemRows(NamedTuple):
 class ItemTable(NamedTuple):
     contexts: tuple[str, ...]
     slices: tuple[str, ...]
+    expected: tuple[str | None, ...]
     arms: dict[tuple[str, str], ItemRows]
     """By task and arm; those that have rows."""
 
@@ -137,10 +147,14 @@ def read_items(table: ArrowTable, arms: Sequence[str]) -> ItemTable:
     tasks, task = _names(table, "task", "item")
     contexts, context = _names(table, "context", "item")
     slices, slice_code = _names(table, "slice", "item")
+    expected, expected_code = _texts(table, "expected", "item")
     rows = ItemRows(
         context=context,
         slice=slice_code,
         asked=_joint_codes(table, ("question", "expected", "reference_answer"), "item"),
+        expected=expected_code,
+        reference_right=_right(table, "reference_answer"),
+        candidate_right=_right(table, "candidate_answer"),
         context_tokens=_figures(table, "context_tokens", "item"),
         reference_correct=_figures(table, "reference_correct", "item"),
         candidate_correct=_figures(table, "candidate_correct", "item"),
@@ -155,7 +169,26 @@ def read_items(table: ArrowTable, arms: Sequence[str]) -> ItemTable:
         for arm_code, arm_name in enumerate(arm_names)
         if (keep := (task == task_code) & (arm == arm_code)).any()
     }
-    return ItemTable(contexts, slices, by_arm)
+    return ItemTable(contexts, slices, expected, by_arm)
+
+
+def _right(table: ArrowTable, answer: str) -> Floats:
+    """1 where the answer is right, 0 where it is wrong, NaN where it or the expected one is missing."""
+    answers = _cast(table, answer, pa.string(), "item").to_pylist()
+    expected = _cast(table, "expected", pa.string(), "item").to_pylist()
+    return np.array(
+        [
+            np.nan if found is None or true is None else float(is_right(found, true))
+            for found, true in zip(answers, expected, strict=True)
+        ],
+        dtype=np.float64,
+    )
+
+
+def _texts(table: ArrowTable, column: str, kind: str) -> tuple[tuple[str | None, ...], Integers]:
+    """Distinct texts, None for null, and each row's place among them."""
+    encoded = _cast(table, column, pa.string(), kind).combine_chunks().dictionary_encode("encode")
+    return tuple(encoded.dictionary.to_pylist()), np.asarray(encoded.indices.to_numpy(), dtype=np.int64)
 
 
 def _check_columns(table: ArrowTable, expected: Mapping[str, str], kind: str) -> None:

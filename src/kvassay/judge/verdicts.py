@@ -36,8 +36,8 @@ def judge(
     evidence = Evidence(
         tokens=token_table,
         items=item_table,
-        token_faults=token_faults(token_table),
-        item_faults={task: item_faults(item_table, task) for task in contract.task},
+        token_faults=token_faults(token_table, contract.text),
+        item_faults={task: item_faults(item_table, task, contract) for task in contract.task},
     )
     candidates, strangers = _candidates(contract, arms)
     others = sorted(

@@ -19,6 +19,7 @@ from kvassay.core.records import Arm, FormatVerdict, Outcome, Role
 from kvassay.errors import KvassayError
 from kvassay.pack import layout
 from kvassay.pack.checks import Check
+from kvassay.pack.documents import measured_length_fault
 from kvassay.pack.layout import PackManifest, is_pack_file
 from kvassay.pack.manifest import first_fault
 from kvassay.pack.reader import PackContent
@@ -106,15 +107,25 @@ def ledger_checks(pack: PackContent) -> Iterator[Check]:
         if arm.name not in pack.ledgers or isinstance(kv_format, str):
             continue
         pair = pack.ledgers[arm.name]
+        fault = measured_length_fault(pack, pair)
+        well = f"the ledger is of {pair.computed.tokens} tokens, the length that was measured"
+        yield Check(f"ledger-tokens: {arm.name}", fault is None, fault or well)
         yield _ledger_check(f"ledger: {arm.name}", geometry, kv_format, pair.computed)
         if pair.allocated:
             yield _ledger_check(f"ledger-allocated: {arm.name}", geometry, kv_format, pair.allocated)
 
 
 def format_of(arm: Arm) -> KVFormat | str:
-    """The format of an arm, or why it cannot be read."""
+    """The format of an arm, or why it cannot be read.
+
+    A format that the grammar cannot write (an unknown method, bits that its codec does not have) is none: nothing can
+    be computed from it.
+    """
     try:
-        return KVFormat.model_validate(arm.format)
+        kv_format = KVFormat.model_validate(arm.format)
+        return (
+            kv_format if parse_format(kv_format.name) == kv_format else f"no format string reads as it: {kv_format!r}"
+        )
     except ValidationError as error:
         return first_fault(error)
     except KvassayError as error:
@@ -148,8 +159,8 @@ def _coverage_fault(pack: PackContent, arm: Arm | None, verdict: FormatVerdict |
 def _ledger_check(name: str, geometry: CacheGeometry, kv_format: KVFormat, ledger: ByteLedger) -> Check:
     try:
         expected = predict_ledger(geometry, kv_format, ledger.tokens, ledger.batch)
-    except (KvassayError, ValueError) as error:
-        return Check(name, False, f"the ledger cannot be computed: {error}")
+    except Exception as error:  # the geometry is a stranger's: whatever it causes is a failed check and no crash
+        return Check(name, False, f"the ledger cannot be computed: {type(error).__name__}: {error}")
     # Assumptions are prose. What a real cache reports has its own basis and transient figure; its stored bytes must
     # be those predicted.
     ignored = {"assumptions"}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from kvassay.errors import printable
+
 
 class Check(NamedTuple):
     name: str
@@ -43,8 +45,3 @@ class Verification(NamedTuple):
 def printable_checks(checks: Iterable[Check]) -> tuple[Check, ...]:
     """The checks with unprintable characters escaped: names in a hostile folder must not steer a terminal."""
     return tuple(Check(printable(check.name), check.passed, printable(check.sentence)) for check in checks)
-
-
-def printable(text: str) -> str:
-    """`text` on one line, with control, direction-changing and unpaired surrogate characters escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -30,6 +30,7 @@ from kvassay.errors import PackError
 from kvassay.pack.files import read_manifest, read_schema, verify_files
 from kvassay.pack.manifest import (
     MANIFEST_NAME,
+    MAX_NAME_LENGTH,
     Manifest,
     check_file_name,
     parse_manifest,
@@ -37,6 +38,7 @@ from kvassay.pack.manifest import (
     root_digest,
 )
 from kvassay.pack.plain_files import list_files
+from kvassay.pack.signals import signals_held
 from kvassay.pack.strict_json import render_json
 
 __all__ = ["EXPERIMENT_SCHEMA", "FolderWriter", "read_manifest", "read_schema", "verify_files"]
@@ -70,14 +72,18 @@ class FolderWriter:
         if not self.out.name:
             raise PackError(f"output folder {str(out)!r} has no name; give a path that does not exist yet")
         self._refuse_existing()
-        self.partial = self.out.with_name(f".{self.out.name[:60]}.partial-{secrets.token_hex(6)}")
+        self.partial = self.out.with_name(_partial_name(self.out.name))
         try:
             self._make_parents(self.out.parent)
+            self._refuse_long_names()
             # Making the folder shows that the parent can be written to: at the start, not after the run.
             self.partial.mkdir()
         except OSError as error:
             self._remove_made_parents()
             raise PackError(f"output folder {str(self.out)!r} cannot be created: {error.strerror}") from error
+        except BaseException:
+            self.discard()
+            raise
 
     def __enter__(self) -> FolderWriter:
         return self
@@ -137,8 +143,9 @@ class FolderWriter:
     def discard(self) -> None:
         """Remove the partial folder and the parents made for it. Does nothing after `commit`."""
         if not self._committed:
-            shutil.rmtree(self.partial, ignore_errors=True)
-            self._remove_made_parents()
+            with signals_held():
+                shutil.rmtree(self.partial, ignore_errors=True)
+                self._remove_made_parents()
 
     @contextmanager
     def reporting_no_room(self, name: str) -> Generator[None]:
@@ -183,6 +190,12 @@ class FolderWriter:
         if os.path.lexists(self.out):
             raise PackError(f"output folder {str(self.out)!r} already exists; give a path that does not exist yet")
 
+    def _refuse_long_names(self) -> None:
+        """Raise OSError now where the final path, or a file in it, would be too long for the rename at the end."""
+        for path in (self.out, self.out / ("x" * MAX_NAME_LENGTH)):
+            with suppress(FileNotFoundError):
+                os.lstat(path)
+
     def _make_parents(self, parent: Path) -> None:
         missing: list[Path] = []
         while not parent.exists():
@@ -200,6 +213,12 @@ class FolderWriter:
     def _no_room(self, error: OSError, path: str) -> PackError:
         reason = _NO_ROOM[error.errno or errno.ENOSPC]
         return PackError(f"{path!r} cannot be written: {reason}; free some or choose another output folder")
+
+
+def _partial_name(name: str) -> str:
+    """A hidden name that begins like `name` and is as short as every file system takes (names are bounded in bytes)."""
+    beginning = os.fsencode(name)[:60].decode("utf-8", "ignore")
+    return f".{beginning}.partial-{secrets.token_hex(6)}"
 
 
 def _file_entry(path: Path) -> dict[str, object]:

@@ -12,8 +12,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvassay.core.digest import sha256_json
-from kvassay.errors import PackError
-from kvassay.pack.checks import printable
+from kvassay.errors import PackError, printable
 from kvassay.pack.strict_json import parse_json, render_json
 
 MANIFEST_NAME = "manifest.json"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from kvassay.core.contract import Contract
+from kvassay.core.contract import MAX_CONTRACT_NBYTES, Contract
 from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm, Verdicts
 from kvassay.errors import KvassayError, PackError
@@ -25,7 +25,6 @@ from kvassay.pack.tables import TABLE_COLUMNS, ReadTable, Tables, read_table
 Record = TypeVar("Record", bound=BaseModel)
 
 _ARMS = TypeAdapter(tuple[Arm, ...])
-_MAX_CONTRACT_NBYTES = 1 << 20
 
 
 class ArmLedgers(NamedTuple):
@@ -118,7 +117,7 @@ def read_record(path: Path, name: str, record: type[Record]) -> Record:
 
 def read_contract_toml(path: Path) -> str:
     try:
-        return read_plain(path, layout.CONTRACT_TOML, _MAX_CONTRACT_NBYTES).decode()
+        return read_plain(path, layout.CONTRACT_TOML, MAX_CONTRACT_NBYTES).decode()
     except UnicodeDecodeError as error:
         raise PackError(f"{layout.CONTRACT_TOML}: not UTF-8 text") from error
 

@@ -6,7 +6,7 @@ What this shows, and what an unsigned pack cannot show, is in docs/spec/evidence
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +19,7 @@ from kvassay.pack.agreement import (
     row_count_checks,
 )
 from kvassay.pack.checks import Check, Verification, printable_checks
+from kvassay.pack.documents import document_checks
 from kvassay.pack.files import read_manifest, verify_files
 from kvassay.pack.layout import PACK_SCHEMA, VERDICTS, PackManifest
 from kvassay.pack.plain_files import read_plain
@@ -47,8 +48,17 @@ def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
         yield Check("readable", False, str(error))
         return
     yield Check("readable", True, "every file has the form that its name promises")
-    yield from contract_checks(pack, manifest)
-    yield from row_count_checks(pack, manifest)
-    yield from arm_checks(pack)
-    yield from ledger_checks(pack)
+    yield from _guarded("contract", lambda: contract_checks(pack, manifest))
+    yield from _guarded("row-counts", lambda: row_count_checks(pack, manifest))
+    yield from _guarded("arms", lambda: arm_checks(pack))
+    yield from _guarded("documents", lambda: document_checks(pack))
+    yield from _guarded("ledgers", lambda: ledger_checks(pack))
     yield rejudge_check(pack, verdicts)
+
+
+def _guarded(what: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """The checks; where a stranger's files make one of them raise, a failed check in place of the rest."""
+    try:
+        yield from checks()
+    except Exception as error:
+        yield Check(f"checkable: {what}", False, f"the {what} cannot be checked: {type(error).__name__}: {error}"[:500])

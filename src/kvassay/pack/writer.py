@@ -35,8 +35,8 @@ class PackWriter:
 
     def __init__(self, out: Path, contract: Contract, contract_toml: str) -> None:
         """`contract_toml` is the source text as given, from which `contract` was parsed."""
+        self._contract_sha256 = contract.sha256  # before anything is made: it fails for what JSON cannot hold
         self._folder = FolderWriter(out, PACK_SCHEMA, PackManifest)
-        self._contract_sha256 = contract.sha256
         self._rows: dict[str, RowWriter] = {}
         self._rows_closed = False
         try:

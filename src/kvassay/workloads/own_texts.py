@@ -21,7 +21,13 @@ _MAX_NBYTES = 1 << 30
 
 def load(name: str) -> Corpus:
     """Read `path:...`. Raises WorkloadError for missing, unreadable, empty or non-UTF-8 input, naming the file."""
-    root = Path(name.removeprefix("path:")).expanduser()
+    given = name.removeprefix("path:").strip()
+    if not given:
+        raise WorkloadError(f"corpus {name!r} names no path; write path:FOLDER_OR_FILE")
+    try:
+        root = Path(given).expanduser()
+    except RuntimeError as error:
+        raise WorkloadError(f"corpus path {given!r} cannot be read: {error}") from error
     files = _files(root)
     total = sum(file.stat().st_size for file in files)
     if total > _MAX_NBYTES:
@@ -63,7 +69,8 @@ def _files(root: Path) -> list[Path]:
                 raise WorkloadError(f"{str(root)!r} has suffix {root.suffix!r}; expected one of {', '.join(_SUFFIXES)}")
             return [root]
         if not root.is_dir():
-            raise WorkloadError(f"corpus path {str(root)!r} does not exist; expected a folder or a file")
+            found = "is neither a folder nor a plain file" if root.exists() else "does not exist"
+            raise WorkloadError(f"corpus path {str(root)!r} {found}; expected a folder or a file")
         every = sorted(path for path in root.rglob("*") if path.is_file())
     except (OSError, ValueError) as error:
         raise WorkloadError(f"corpus path {str(root)!r} cannot be read: {error}") from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvassay.core.digest import sha256_bytes
+from kvassay.core.recall_rule import draw, recall_draw
 from kvassay.errors import WorkloadError
 from kvassay.workloads.recall_words import WORDS
 from kvassay.workloads.tokenizing import Tokenizer, bos_ids, token_ids
@@ -22,9 +22,6 @@ LINE = "{word}: {number}\n"
 QUESTION = "\nThe list again:\n{word}:"
 ANSWER = " {number}"
 # The wording was chosen by the accuracy of the full-precision reference (docs/design/recall.md).
-
-DEPTHS = ("early", "middle", "late")
-"""Slices: the third of the list in which the asked line stands."""
 
 
 class RecallItem(NamedTuple):
@@ -53,50 +50,43 @@ def recall_items(tokenizer: Tokenizer, *, items: int, context_lines: int, seed: 
     if len(set(first_tokens.values())) < context_lines:
         first_tokens = {word: index for index, word in enumerate(WORDS)}
     start = bos_ids(tokenizer)
-    return [_item(tokenizer, start, first_tokens, context_lines, f"{seed}/{index}") for index in range(items)]
+    return [_item(tokenizer, start, first_tokens, context_lines, seed, index) for index in range(items)]
 
 
 def _item(
-    tokenizer: Tokenizer, start: tuple[int, ...], first_tokens: dict[str, int], context_lines: int, key: str
+    tokenizer: Tokenizer,
+    start: tuple[int, ...],
+    first_tokens: dict[str, int],
+    context_lines: int,
+    seed: int,
+    index: int,
 ) -> RecallItem:
     words: list[str] = []
     begun: set[int] = set()
-    for word in sorted(WORDS, key=lambda word: _draw(key, "word", word)):
+    for word in sorted(WORDS, key=lambda word: draw(f"{seed}/{index}", "word", word)):
         if first_tokens[word] not in begun:
             begun.add(first_tokens[word])
             words.append(word)
         if len(words) == context_lines:
             break
-    numbers: list[int] = []
-    for attempt in range(100 * context_lines):
-        number = 1000 + _draw(key, "number", str(attempt)) % 9000
-        if number not in numbers:
-            numbers.append(number)
-        if len(numbers) == context_lines:
-            break
-    asked = _draw(key, "asked", "") % context_lines
-    word, number = words[asked], str(numbers[asked])
+    drawn = recall_draw(seed, index, context_lines)
+    word, number = words[drawn.asked], drawn.expected
     prompt = HEADING + "".join(
-        LINE.format(word=word, number=number) for word, number in zip(words, numbers, strict=True)
+        LINE.format(word=word, number=number) for word, number in zip(words, drawn.numbers, strict=True)
     )
     question = prompt + QUESTION.format(word=word)
     whole = token_ids(tokenizer, question + ANSWER.format(number=number))
     question_begins = _shared_length(token_ids(tokenizer, prompt), whole)
     answer_begins = _shared_length(token_ids(tokenizer, question), whole)
     return RecallItem(
-        id=f"recall/{key}",
-        slice=DEPTHS[asked * len(DEPTHS) // context_lines],
+        id=drawn.id,
+        slice=drawn.slice,
         prompt_ids=start + whole[:question_begins],
         question_ids=whole[question_begins:answer_begins],
         answer_ids=whole[answer_begins:],
         question=word,
         expected=number,
     )
-
-
-def _draw(key: str, what: str, which: str) -> int:
-    """A random number that is the same with every Python; `random` promises that only for some of its methods."""
-    return int(sha256_bytes(f"kvassay.recall/1/{key}/{what}/{which}".encode()), 16)
 
 
 def _first_token(tokenizer: Tokenizer, word: str) -> int:

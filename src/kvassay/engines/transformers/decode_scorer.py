@@ -22,16 +22,18 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms
-from kvassay.cache.quantized_cache import LayerCalibration, SideCalibration, check_serves, layer_calibration
+from kvassay.cache.quantized_cache import LayerCalibration, SideCalibration, layer_calibration
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, SidePlan, head_groups
+from kvassay.core.serving import check_serves
 from kvassay.engines.transformers.capture import CaptureCache, PrefixCache
 from kvassay.engines.transformers.decode_attention import AttentionRule, decode_attention, query_heads_of
 from kvassay.engines.transformers.decode_view import DecodeView, EncodeCounts, decode_view
+from kvassay.engines.transformers.loading_checks import first_line
 from kvassay.engines.transformers.output_head import OutputHead
 from kvassay.engines.transformers.rope_length import rope_length_limit
-from kvassay.errors import ModelError
+from kvassay.errors import KvassayError, ModelError
 from kvassay.formats import Calibration, quantizer
 from kvassay.formats.base import require_finite
 
@@ -184,10 +186,18 @@ class DecodeScorer:
         self.geometry = geometry
         self.prefill_reads: PrefillReads = prefill_reads
         self._model = model
-        self._decoder = model.get_decoder()
-        self.output_head = OutputHead(model)
         self._transforms: dict[tuple[str, str], dict[int, KeyTransform]] = {}
-        self._check_attention()
+        try:
+            self._decoder = model.get_decoder()
+            self.output_head = OutputHead(model)
+            self._check_attention()
+        except KvassayError:
+            raise
+        except Exception as error:  # what a model of another build than expected raises cannot be known
+            raise ModelError(
+                f"{type(model).__name__} cannot be scored: its decoder does not run as token ids to hidden states over "
+                f"a cache ({first_line(error)}); this model type is not supported"
+            ) from error
 
     @torch.inference_mode()
     def reference(self, token_ids: Int[Tensor, " tokens"]) -> ReferencePass:
@@ -288,10 +298,13 @@ class DecodeScorer:
 
     def _check_attention(self) -> None:
         vocabulary = self._model.config.get_text_config(decoder=True).vocab_size
-        token_ids = torch.arange(_CHECK_TOKENS) * 7919 % vocabulary
+        # A model may have a shorter context than the check's text.
+        tokens = min(_CHECK_TOKENS, self.geometry.max_context or _CHECK_TOKENS)
+        prompt_tokens = min(_CHECK_PROMPT_TOKENS, tokens // 2)
+        token_ids = torch.arange(tokens) * 7919 % vocabulary
         reference = self.reference(token_ids)
-        identity = self.candidate(token_ids, _CHECK_PROMPT_TOKENS, reference, parse_format("f32"))
-        expected = reference.hidden[_CHECK_PROMPT_TOKENS:]
+        identity = self.candidate(token_ids, prompt_tokens, reference, parse_format("f32"))
+        expected = reference.hidden[prompt_tokens:]
         difference = float((identity.hidden - expected).abs().max())
         if not difference <= _CHECK_TOLERANCE * max(1.0, float(expected.abs().max())):
             raise ModelError(

@@ -85,12 +85,18 @@ def check_weights(model: nn.Module, loading: dict[str, Any], name: str) -> None:
 @torch.inference_mode()
 def check_cache(model: Any, geometry: CacheGeometry, name: str) -> None:
     """Run two tokens and compare the shapes of transformers' own cache with the geometry read from the config."""
-    with quiet_transformers():
-        cache = model(input_ids=torch.tensor([[0, 0]]), use_cache=True).past_key_values
-    found = [
-        (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], getattr(layer, "sliding_window", None))
-        for layer in cache.layers
-    ]
+    try:
+        with quiet_transformers():
+            cache = model(input_ids=torch.tensor([[0, 0]]), use_cache=True).past_key_values
+        found = [
+            (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], getattr(layer, "sliding_window", None))
+            for layer in cache.layers
+        ]
+    except Exception as error:  # what a model of another build than expected raises cannot be known
+        raise ModelError(
+            f"{name}: {type(model).__name__} does not fill a cache of keys and values ({first_line(error)}); "
+            "this model type is not supported"
+        ) from error
     expected = [(layer.kv_heads, layer.head_dim, layer.value_dim, layer.sliding_window) for layer in geometry.layers]
     if found == expected:
         return

@@ -1,0 +1,58 @@
+"""Writing a single file: whole in its place, or not there at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from kvassay.errors import PackError
+from kvassay.pack.signals import signals_held
+
+
+def write_whole_file(path: Path, data: bytes) -> None:
+    """Write a fresh file by way of a hidden one beside it, so that a full disk or an interrupt leaves nothing.
+
+    Raises PackError where `path` exists in any form or cannot be written.
+    """
+    out = Path(os.path.abspath(path))
+    shown = repr(str(path))
+    partial = out.with_name(f".kvassay-{secrets.token_hex(8)}.partial")
+    try:
+        # Asked of the system, which knows how long a name may be here.
+        os.lstat(out)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise PackError(f"{shown} cannot be written: {error.strerror}") from error
+    else:
+        raise _exists(shown)
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _put_in_place(partial, out)
+    except FileExistsError as error:
+        raise _exists(shown) from error
+    except OSError as error:
+        raise PackError(f"{shown} cannot be written: {error.strerror}") from error
+    finally:
+        with signals_held(), suppress(OSError):
+            partial.unlink()
+
+
+def _exists(shown: str) -> PackError:
+    return PackError(f"{shown} exists; give a path that does not exist yet")
+
+
+def _put_in_place(partial: Path, out: Path) -> None:
+    try:
+        os.link(partial, out)  # unlike a rename, it never replaces a file that came into being meanwhile
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if os.path.lexists(out):
+            raise FileExistsError from None
+        os.rename(partial, out)
