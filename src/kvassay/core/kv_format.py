@@ -131,6 +131,11 @@ class KVFormat(BaseModel):
         return self.name
 
 
+def committed_tokens(tokens: int, sinks: int, recent: int, block: int) -> int:
+    """Tokens after the sinks whose whole block lies outside the recent window once `tokens` are held."""
+    return max(0, tokens - sinks - recent) // block * block
+
+
 class SidePlan(NamedTuple):
     """What one side of one layer stores, with the format's layer exceptions applied."""
 
@@ -145,8 +150,7 @@ class SidePlan(NamedTuple):
         A block is committed when its last token is at least `recent` tokens older than the newest one. The count
         depends on `tokens` alone, so what is stored depends on the tokens and the format, never on how they came.
         """
-        block = self.spec.tokens_per_block
-        return max(0, tokens - self.sinks - self.recent) // block * block
+        return committed_tokens(tokens, self.sinks, self.recent, self.spec.tokens_per_block)
 
     def dropped_tokens(self, tokens: int) -> int:
         """Committed tokens that a sliding window has left behind and that are no longer stored (whole blocks)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kvassay.cache.key_transform import KeyTransform, decode_keys
-from kvassay.core.kv_format import SidePlan
+from kvassay.core.kv_format import SidePlan, committed_tokens
 from kvassay.errors import KvassayError
 from kvassay.formats import Calibration, quantizer
 from kvassay.formats.base import decode_as, require_finite
@@ -74,7 +75,7 @@ def decode_view(
     """
     tokens = values.shape[2]
     begin = min(plan.sinks, tokens)
-    boundaries = tuple(begin + plan.committed_tokens(position + 1) for position in range(tokens))
+    boundaries = _boundaries(plan.sinks, plan.recent, plan.spec.tokens_per_block, tokens)
     end = boundaries[-1]
     counts = EncodeCounts(0, 0)
     try:
@@ -96,3 +97,10 @@ def decode_view(
     except KvassayError as error:
         raise type(error)(f"{name}: {error}") from error
     return DecodeView(exact.to(values.dtype), stored, begin, boundaries, counts)
+
+
+@lru_cache(maxsize=32)
+def _boundaries(sinks: int, recent: int, block: int, tokens: int) -> tuple[int, ...]:
+    """End of the stored tokens at each step. The same for every layer of a pass, so it is kept."""
+    begin = min(sinks, tokens)
+    return tuple(begin + committed_tokens(position + 1, sinks, recent, block) for position in range(tokens))
