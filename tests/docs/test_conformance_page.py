@@ -14,11 +14,12 @@ WORDS = {Conformance.PROVEN: "proven", Conformance.READ: "read", Conformance.NOT
 
 
 def engine_table() -> str:
-    rows = [
-        f"| {name.engine} | `{name.name}` | `{preset.name}` | {WORDS[name.conformance]} | {name.note.replace('|', '/')} |"
+    cells = [
+        (name.engine, f"`{name.name}`", f"`{preset.name}`", WORDS[name.conformance], name.note.replace("|", "/"))
         for preset in PRESETS
         for name in preset.engines
     ]
+    rows = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join(["| engine | its name | preset | equal? | note |", "|---|---|---|---|---|", *sorted(rows)])
 
 
