@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -188,3 +189,17 @@ def test_smollm2_loads_and_knows_english() -> None:
     with torch.inference_mode():
         token = int(loaded.model(ids).logits[0, -1].argmax())
     assert loaded.tokenizer.decode(token) == " Paris"
+
+
+def test_a_large_file_is_converted_in_a_process_of_its_own(
+    file: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same files, same errors; the peak memory of a conversion ends with its process."""
+    from kvassay.engines.transformers import gguf_conversion
+
+    here = load_model(str(file)).hashes
+    shutil.rmtree(own_cache)
+    monkeypatch.setattr(gguf_conversion, "_APART_ABOVE_NBYTES", 0)
+    assert load_model(str(file)).hashes == here
+    with pytest.raises(ModelError, match="cannot be loaded by transformers"):
+        gguf_conversion._convert_apart(file.with_name("absent.gguf"), own_cache)

@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,12 +30,14 @@ from kvassay.core.gguf_header import config_from_gguf, read_gguf_header
 from kvassay.core.model_source import read_config
 from kvassay.engines.transformers.loading_checks import check_weights, first_line
 from kvassay.engines.transformers.loading_quiet import quiet_transformers
-from kvassay.errors import GeometryError, MissingExtraError, ModelError
+from kvassay.errors import GeometryError, KvassayError, MissingExtraError, ModelError
 
 CONVERSION = "kvassay.conversion/1"
 """Raise the number when converted folders of older versions must not be used any more."""
 
 _MANIFEST = "conversion.json"
+_APART_ABOVE_NBYTES = 16 << 20
+"""Larger files are converted in a process of their own, which costs seconds to start and gives its memory back."""
 _WAIT_SECONDS = 1800.0
 
 
@@ -64,7 +68,10 @@ def converted_gguf(path: Path, announce: Callable[[str], None]) -> Path:
             announce(f"converting {path.name} to float32 safetensors, once; this takes from 20 seconds to minutes")
         _clear(folder)
         with _temporary_folder(folder) as temporary:
-            _convert(path, temporary)
+            if path.stat().st_size > _APART_ABOVE_NBYTES:
+                _convert_apart(path, temporary)
+            else:
+                _convert(path, temporary)
             converted = geometry_from_config(read_config(temporary))
             if converted != geometry:
                 raise ModelError(
@@ -89,6 +96,35 @@ def is_whole(folder: Path, source_sha256: str) -> bool:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _convert_apart(path: Path, folder: Path) -> None:
+    """Convert in a process of its own: its peak memory, several times the weights, ends with it."""
+    command = [
+        sys.executable,
+        "-c",
+        f"from {__name__} import convert_in_child; convert_in_child()",
+        str(path),
+        str(folder),
+    ]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    if child.returncode == 0:
+        return
+    try:
+        error = json.loads(child.stdout)
+    except ValueError:
+        last = (child.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise ModelError(f"{path.name} could not be converted: the converter ended with {last[:240]!r}") from None
+    raise {"MissingExtraError": MissingExtraError}.get(error["type"], ModelError)(error["message"])
+
+
+def convert_in_child() -> None:
+    """What the converter's process runs; an error goes to stdout as JSON."""
+    try:
+        _convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    except KvassayError as error:
+        print(json.dumps({"type": type(error).__name__, "message": str(error)}))
+        sys.exit(1)
 
 
 def _convert(path: Path, folder: Path) -> None:
