@@ -391,3 +391,18 @@ def test_longrope_is_refused_beyond_its_original_context() -> None:
 def test_r8_tensors_alone_are_not_packed_under_a_format_that_needs_the_model() -> None:
     with pytest.raises(FormatError, match="removes key bias or rotary embedding, which needs the model"):
         PackedFormat(parse_format("int4-g32,keybias=removed"))
+
+
+def print_table() -> None:
+    """The table of docs/design/key-bias.md, mean and range of ten seeds: `python -m tests.cache.test_key_transform`."""
+    options = ("", ",keybias=removed", ",rope=removed", ",keybias=removed,rope=removed")
+    for codec in ("int4:group64", "int4:group64/had", "q4_0", "int4:channel32", "int8:token-head"):
+        cells = []
+        for option in options:
+            found = [synthetic_attention_kl(f"k={codec},v=f16{option}", seed)[0] for seed in range(10)]
+            cells.append(f"{sum(found) / len(found):.2g} [{min(found):.2g}, {max(found):.2g}]")
+        print(f"| `{codec}` | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    print_table()

@@ -156,7 +156,7 @@ def _statistics(content: PackContent) -> tuple[str, ...]:
     sentences = [
         f"Each bound is nominally wrong at most {level(plan.alpha)} of the time, if documents and contexts are "
         "independent draws of the workload that matters to you. In simulations at a nominal 5% it was wrong in at most "
-        "7% of runs, and in up to 8.4% where documents differ very much from each other (lognormal sigma 1). "
+        "7% of runs, and in up to 8.5% where documents differ very much from each other (lognormal sigma 1). "
         "Choosing another workload is a judgement that no interval covers."
     ]
     if content.contract.candidates.multiplicity == "fixed-sequence":
