@@ -17,7 +17,7 @@ from kvassay.assess.document_rows import Calibrations
 from kvassay.assess.measurement import Columns, Subject, Tally, measure_documents, measure_items
 from kvassay.assess.progress import Progress
 from kvassay.assess.workload import Workload, item_ids
-from kvassay.cache.quantized_cache import LayerCalibration
+from kvassay.cache.quantized_layer import LayerCalibration
 from kvassay.core.contract import Contract
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 
