@@ -182,7 +182,9 @@ class CacheMachine(RuleBasedStateMachine):
         if len(getattr(self, "pairs", [])) == 1:
             cache, lists = self.pairs[0]
             if lists.columns:
-                slabs = {slab.untyped_storage().data_ptr(): slab.untyped_storage().nbytes() for slab in cache.storages()}
+                slabs = {
+                    slab.untyped_storage().data_ptr(): slab.untyped_storage().nbytes() for slab in cache.storages()
+                }
                 paged = sum(slabs.values())
                 ledger = cache.ledger()
                 tables = sum(

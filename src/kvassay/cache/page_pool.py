@@ -144,9 +144,7 @@ class PagePool:
         rows, count = pages.shape
         heads, in_page = region.stream.heads, self.layout.blocks
         ids = pages.ravel()
-        out = torch.empty(
-            (rows, heads, count, in_page, region.block_nbytes), dtype=torch.uint8, device=self.device
-        )
+        out = torch.empty((rows, heads, count, in_page, region.block_nbytes), dtype=torch.uint8, device=self.device)
         # [rows, k, heads, blocks, nbytes] as a view of what is returned, so that one copy puts all in place.
         target = out.permute(0, 2, 1, 3, 4)
         if count and rows:

@@ -214,9 +214,7 @@ class QuantizedLayer(CacheLayerMixin):
         first = max(0, self.batch_size)
         mine = (one._replace(padding=one.padding + columns - self.columns) for one in self.cohorts)
         theirs = (
-            one._replace(
-                rows=tuple(first + row for row in one.rows), padding=one.padding + columns - other.columns
-            )
+            one._replace(rows=tuple(first + row for row in one.rows), padding=one.padding + columns - other.columns)
             for one in _select(other.cohorts, range(max(0, other.batch_size)))
         )
         self.cohorts = (*mine, *theirs)

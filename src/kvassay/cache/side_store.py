@@ -262,7 +262,8 @@ class SideStore:
         encoded = self._encode_all(first, coded, new, old_end) if coded > first else ()
         self._check_clipped(encoded)
         kept_from = coded
-        if self.recording:
+        # Codes of single tokens without a window are cut as exactly as floats are; all else needs its exact copies.
+        if self.recording and plan.recent + block > 1 and not plan.spec.is_exact:
             exact_from = self._tail.first if self._tail is not None and self._tail.tokens else old_end
             kept_from = min(coded, max(exact_from, end - plan.recent - block - RECORDED_TOKENS))
         self._reserve(values.shape[0], values.device, coded, end)
