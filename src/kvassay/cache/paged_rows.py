@@ -1,8 +1,8 @@
 """PagedRows: consecutive tokens of some equally long sequences, in pages of one pool.
 
-Tokens have numbers, which the owner gives; pages lie at fixed distances from `start`. Tokens enter by whole blocks at the
-end and leave at either end. A sequence that shares its last page (after a fork, a repeat or a reorder) gets its own copy
-of that page before it writes, so what others read never changes.
+Tokens have numbers, which the owner gives; pages lie at fixed distances from `start`. Tokens enter by whole blocks at
+the end and leave at either end. A sequence that shares its last page (after a fork, a repeat or a reorder) gets its own
+copy of that page before it writes, so what others read never changes.
 """
 
 from __future__ import annotations

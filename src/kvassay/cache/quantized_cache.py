@@ -124,8 +124,8 @@ class QuantizedCache(Cache):
         """
         if tokens_to_remove > 0:
             raise ValueError(
-                f"crop({tokens_to_remove}): a positive number was the length to keep in older transformers and is refused "
-                "now; crop(-n) removes the last n tokens"
+                f"crop({tokens_to_remove}): a positive number was the length to keep in older transformers and is "
+                "refused now; crop(-n) removes the last n tokens"
             )
         columns = self.get_seq_length()
         removed = min(-tokens_to_remove, columns)

@@ -27,9 +27,9 @@ from kvassay.core.paging import (
 ASSUMPTIONS = (
     "Persistent bytes are those of the arrays that this library's cache allocates: codes, scales, minimums, "
     "full-precision window, sinks and skipped layers, and the unused end of the last page.",
-    "Codes are tightly packed; the alignment of an array within its page is 64 bytes, and no header is stored with a page.",
-    f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by pages of "
-    f"{TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
+    "Codes are tightly packed; the alignment of an array within its page is 64 bytes, and a page has no header.",
+    f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by "
+    f"pages of {TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
     "Object headers, allocator rounding, weights and activations are excluded.",
     "The transient figure is one layer's keys and values as the float32 arrays that a decode step reads, also where "
     "nothing is decoded.",
