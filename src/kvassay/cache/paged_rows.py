@@ -7,6 +7,7 @@ copy of that page before it writes, so what others read never changes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,7 +33,7 @@ class PagedRows:
 
     def __del__(self) -> None:
         # A cache that is no longer used gives its pages back to those that share the pool.
-        if self.table.size:
+        if self.table.size and not sys.is_finalizing():
             self.pool.release(self.table)
 
     @property

@@ -10,6 +10,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from kvassay.cache.attention import chosen_path
+from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPath
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
 from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, row_numbers
@@ -35,6 +37,9 @@ class QuantizedCache(Cache):
     padding (`(mask == 0).sum(1)` of an attention mask): they are then not stored, and each row is stored as if it ran
     alone, its own first tokens being its sinks. Without it padding is stored like any token.
 
+    `attention` says how models read it: `tiled` page by page, `decoded` as a decoded layer at a time, `auto` tiled
+    wherever the model's attention can (see `explain`).
+
     Rows and tokens can be taken away, repeated and shared at any time: `crop`, `batch_select_indices`,
     `reorder_cache`, `batch_repeat_interleave`, `fork`, `take_rows`, `trim_padding`, `reset`.
     """
@@ -48,12 +53,13 @@ class QuantizedCache(Cache):
         on_clip: OnClip = "raise",
         key_transforms: Mapping[int, KeyTransform] | None = None,
         left_padding: Sequence[int] | torch.Tensor | None = None,
+        attention: AttentionChoice = "auto",
     ) -> None:
         self.kv_format = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
         self.geometry = geometry_from_config(config.to_dict())
         check_serves(self.kv_format, self.geometry)
         self._calibration, self._on_clip, self._key_transforms = calibration, on_clip, key_transforms
-        self._config = config
+        self._config, self._attention = config, attention
         padding = None if left_padding is None else [int(count) for count in left_padding]
         if padding is not None and (not padding or min(padding) < 0):
             raise GeometryError(f"left_padding is {padding}; expected one count of columns, from 0, for each row")
@@ -75,6 +81,7 @@ class QuantizedCache(Cache):
         calibration: Mapping[int, LayerCalibration] | None = None,
         on_clip: OnClip = "raise",
         left_padding: Sequence[int] | torch.Tensor | None = None,
+        attention: AttentionChoice = "auto",
     ) -> QuantizedCache:
         """A cache for a loaded model, with the key transforms that its format needs.
 
@@ -90,12 +97,32 @@ class QuantizedCache(Cache):
             on_clip=on_clip,
             key_transforms=transforms,
             left_padding=left_padding,
+            attention=attention,
         )
 
     @property
     def clipped_values(self) -> int:
         """Finite values that saturated when they were encoded, over all layers."""
         return sum(store.clipped_values for layer in self._quantized_layers for store in layer.stores)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values `[batch, kv_heads, tokens, dim]`; returns what this call's queries read.
+
+        That is decoded when something asks for it, and by attention that knows packed pages never as a whole.
+        """
+        layer = self._quantized_layers[layer_idx]
+        layer.hands_out_views = chosen_path(self._config, self._attention).path is AttentionPath.TILED
+        return layer.update(key_states, value_states, *args, **kwargs)
+
+    def explain(self) -> tuple[LayerPath, ...]:
+        """How attention reads each layer, and why so."""
+        chosen = chosen_path(self._config, self._attention)
+        return tuple(
+            LayerPath(index, layer.path, chosen.path, chosen.reason)
+            for index, layer in enumerate(self._quantized_layers)
+        )
 
     def ledger(self) -> ByteLedger:
         """Bytes of the real storages, by side and owner. Pages that only other caches of a fork hold are theirs."""
@@ -207,6 +234,7 @@ class QuantizedCache(Cache):
             calibration=self._calibration,
             on_clip=self._on_clip,
             key_transforms=self._key_transforms,
+            attention=self._attention,
         )
 
     def _key_transform(self, index: int, given: Mapping[int, KeyTransform] | None) -> KeyTransform | None:
