@@ -70,6 +70,8 @@ class SeenTokens:
                 view.decode()
 
     def __del__(self) -> None:
+        # Views that still need this would hold it; one that is just being freed must not be touched.
+        self._views = []
         if not sys.is_finalizing():
             self.layer.settle()
 
