@@ -69,6 +69,7 @@ EXL3 = Method(
             _below_one,
         ),
     ),
+    rotates=True,
 )
 
 LLOYD = Method(
