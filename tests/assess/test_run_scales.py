@@ -38,9 +38,7 @@ def scale_folder(tiny_folder, texts, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("policy", ["mse", "percentile 90"])
-def test_b08_the_contracts_policy_calibrates_and_the_evidence_says_so(
-    policy, tiny_folder, contract_toml, tmp_path
-) -> None:
+def test_b08_the_evidence_says_the_contracts_policy(policy, tiny_folder, contract_toml, tmp_path) -> None:
     toml = contract_toml.replace('"int8-tensor"', '"kv=int4:tensor"')
     other = toml.replace("[inference]", f'[inference]\ncalibration = "{policy}"')
     plain = run_with(tiny_folder, toml, tmp_path / "plain")
@@ -55,9 +53,7 @@ def test_b08_the_contracts_policy_calibrates_and_the_evidence_says_so(
     assert kl_of(found, "int8-token-head") == kl_of(plain, "int8-token-head")
 
 
-def test_b08_scales_of_a_checkpoint_serve_the_format_they_fit(
-    tiny_folder, contract_toml, scale_folder, tmp_path
-) -> None:
+def test_b08_scales_of_a_checkpoint_serve_what_they_fit(tiny_folder, contract_toml, scale_folder, tmp_path) -> None:
     """Another checkpoint gives other rows of that arm alone, and each pack names the scales it was made with."""
     toml = contract_toml.replace('"int8-tensor"', '"fp8-e4m3-tensor", "int8-tensor"')
     doubled = shutil.copytree(scale_folder, tmp_path / "doubled")

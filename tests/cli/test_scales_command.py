@@ -122,9 +122,7 @@ def test_an_endless_config_is_refused(tmp_path, capsys) -> None:
         ("modelopt", "kv=fp8-e4m3:tensor/mean", "fp8-e4m3:tensor/mean"),
     ],
 )
-def test_written_scales_are_those_that_the_texts_give(
-    layout, name, codec, tiny_folder, texts, tmp_path, capsys
-) -> None:
+def test_written_scales_are_those_of_the_texts(layout, name, codec, tiny_folder, texts, tmp_path, capsys) -> None:
     out = tmp_path / "made" / "here"
     command = ["scales", "write", str(tiny_folder), "--format", name, "--layout", layout, "--out", str(out)]
     where = ["--policy", "least-error", "--text", f"path:{texts}", "--documents", "2", "--tokens", "40", "--json"]

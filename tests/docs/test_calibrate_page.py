@@ -24,9 +24,7 @@ def test_the_python_of_the_page_runs(tiny_folder, tmp_path) -> None:
     assert "values beyond the calibrated range" in done.stdout
 
 
-def test_the_commands_and_the_contract_of_the_page_run(
-    tiny_folder, contract_toml, tmp_path, monkeypatch, capsys
-) -> None:
+def test_commands_and_contract_of_the_page_run(tiny_folder, contract_toml, tmp_path, monkeypatch, capsys) -> None:
     (lines,) = blocks(PAGE, "toml")
     toml = contract_toml.replace("[inference]\n", lines).replace('"int8-tensor"', '"int8-tensor", "fp8-e4m3-tensor"')
     assert parse_contract(toml).inference.calibration == "mse"

@@ -123,7 +123,8 @@ class Method(NamedTuple):
     rotates: bool = False
     """True where the codec rotates by itself, without a rotation in the spec."""
     error_bound: str = ""
-    """A sentence on |x − x̂| that `formats show` prints; empty where none is given."""
+    """A sentence on |x − x̂| that `formats show` prints, or why there is no bound; empty where none is given. For finite
+    values, in exact arithmetic, whose stored parameters lie in the normal range of their dtype. Every row of kvassay's own has one."""
 
 
 @cache

@@ -144,9 +144,9 @@ def write_checkpoint_scales(
     Exactly two scale tensors a layer of `calibration`, and a `q_scale` for each of `query_scales`. Refused where the
     folder has scales already, where keys and values differ in spec, or where the layout has no name for the spec.
     """
-    check_writable(folder, kv_format, layout)
     if query_scales and layout is ScaleLayout.MODELOPT:
         raise FormatError("ModelOpt's layout has no name for query scales; use the llm-compressor layout")
+    check_writable(folder, kv_format, layout)
     spec = kv_format.keys
     config = config_section(spec, layout)
     tensors: dict[str, Tensor] = {}
