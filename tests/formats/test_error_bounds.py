@@ -21,7 +21,7 @@ from kvassay.formats.grouping import group_values, load_parameters, ungroup_valu
 from kvassay.formats.lloyd import lloyd_levels
 
 ROUNDING = 2.0**-22
-"""Of the largest value: float32 arithmetic of the codec itself, where a quotient beside a half may round the other way."""
+"""Of the largest value: float32 arithmetic of the codec, where a quotient beside a half may round the other way."""
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative rounding error."""
 SIDES = [text for method in TABLE for text in method.examples if parse_side(text).rotation is None]

@@ -124,7 +124,8 @@ class Method(NamedTuple):
     """True where the codec rotates by itself, without a rotation in the spec."""
     error_bound: str = ""
     """A sentence on |x − x̂| that `formats show` prints, or why there is no bound; empty where none is given. For finite
-    values, in exact arithmetic, whose stored parameters lie in the normal range of their dtype. Every row of kvassay's own has one."""
+    values, in exact arithmetic, whose stored parameters lie in the normal range of their
+    dtype. Every row of kvassay's own has one."""
 
 
 @cache

@@ -127,7 +127,7 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
             (
                 *(Fact(name, text(subject, "engine", name)) for name in ("name", "version", "attention")),
                 Fact("numerical reference", f"full-precision cache, {content.contract.subject.reference_kv}"),
-                Fact("static scales", f"by {content.contract.inference.calibration}, on the pilot"),
+                Fact("policy for static scales", content.contract.inference.calibration),
                 *(
                     Fact(f"checkpoint scales, {name.replace('_', ' ')}", text(subject, "scales", name))
                     for name in ("name", "layout", "codec", "tensors", "tensors_sha256")
