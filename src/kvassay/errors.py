@@ -38,6 +38,10 @@ class ForeignFormatError(KvassayError):
     """Packed bytes were offered to a decoder of another format."""
 
 
+class CacheStateError(KvassayError, RuntimeError):
+    """An operation that the cache cannot do in the state it is in; nothing was changed."""
+
+
 class PackedKVError(KvassayError):
     """A packed-KV file that cannot be written, read or trusted."""
 

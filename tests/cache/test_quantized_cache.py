@@ -127,15 +127,17 @@ def test_r19_b61_predicted_bytes_equal_the_real_storages(name, sinks, recent, sk
 
 
 def _storage_nbytes(cache: QuantizedCache) -> list[int]:
-    """Bytes of every tensor that the cache's objects reach, each storage once."""
+    """Bytes of every tensor and block table that the cache's objects reach, each storage once."""
     storages: dict[int, int] = {}
     for layer in cache.layers:
         for store in layer.stores:
-            tensors = [store._sinks, store._tail, *(array._buffer for array in store._streams.values())]
-            for tensor in tensors:
-                if tensor is not None and tensor.numel():
-                    storage = tensor.untyped_storage()
-                    storages[storage.data_ptr()] = storage.nbytes()
+            for pool in store.pools:
+                for slab in pool.slabs:
+                    storages[slab.untyped_storage().data_ptr()] = slab.untyped_storage().nbytes()
+                for records in (pool._references, pool._slab_of, pool._place_of):
+                    storages[id(records)] = records.nbytes
+            for rows in (*store._runs, store._tail, store._sinks):
+                storages[id(rows)] = rows.table.nbytes
     return list(storages.values())
 
 
@@ -196,12 +198,13 @@ def test_b36_keys_repeated_to_query_heads_are_refused() -> None:
 def test_b30_a_refused_append_changes_nothing() -> None:
     cache = QuantizedCache(tiny_models.tiny_config("llama"), "int8-token-head")
     cache.update(values(10), values(10), 0)
-    before = cache.layers[0].stored_heads[0].keys.read().clone()
+    store = next(cache.layers[0].stores)
+    before = store.read().clone()
     bad = values(3)
     bad[1, 0, 2, 5] = torch.inf
     with pytest.raises(NonFiniteError, match="keys of layer 0: entries hold 0 NaN and 1 infinite"):
-        cache.layers[0].stored_heads[0].keys.append(bad)
-    assert torch.equal(cache.layers[0].stored_heads[0].keys.read(), before)
+        store.append(bad)
+    assert torch.equal(store.read(), before)
 
 
 def test_b02_saturating_values_raise_unless_counting_was_asked_for() -> None:

@@ -8,7 +8,8 @@ from transformers import PreTrainedConfig
 
 from kvassay.assess.arms import PlannedArm
 from kvassay.cache.key_transform import KeyTransform
-from kvassay.cache.quantized_cache import LayerCalibration, QuantizedCache
+from kvassay.cache.quantized_cache import QuantizedCache
+from kvassay.cache.quantized_layer import LayerCalibration
 from kvassay.core.ledger import ByteLedger
 from kvassay.engines.transformers.decode_scorer import ReferencePass
 

@@ -1,183 +1,26 @@
-"""A first QuantizedCache: append, read and count bytes; exact in one chunk or many.
-
-What a query sees. A call with one token appends it and reads the store as it then is, so a token that left the recent
-window is read from its codes. A call with several tokens (prefill, or a chunk) reads older tokens as they stand in the
-store before the call and the chunk's own tokens exactly, which is what engines do that run a prompt in one piece.
-"""
+"""QuantizedCache: a KV cache for transformers that stores packed codes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
-from kvassay.cache.side_store import OnClip, SideStore
+from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, row_numbers
+from kvassay.cache.side_store import OnClip
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import LayerGeometry, Owner, geometry_from_config
-from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
+from kvassay.core.kv_format import KVFormat, head_groups
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
 from kvassay.core.serving import check_serves
-from kvassay.errors import CalibrationError, FormatError, GeometryError
-from kvassay.formats import Calibration
+from kvassay.errors import CacheStateError, CalibrationError, FormatError, GeometryError
 from kvassay.formats.calibration import require_calibration
-
-SideCalibration = tuple[Calibration | None, Calibration | None]
-"""Static arrays of keys and of values of one head group."""
-LayerCalibration = tuple[SideCalibration, ...]
-"""One entry a head group of the layer, in the order of `head_groups`."""
-
-
-class _StoredHeads(NamedTuple):
-    """KV heads that are stored alike: usually all of a layer."""
-
-    heads: tuple[int, ...]
-    keys: SideStore
-    values: SideStore
-
-
-class QuantizedLayer(CacheLayerMixin):
-    """Keys and values of one layer behind transformers' cache layer interface."""
-
-    is_croppable = False
-    supports_early_init = False
-
-    def __init__(
-        self,
-        kv_format: KVFormat,
-        index: int,
-        geometry: LayerGeometry,
-        calibration: LayerCalibration,
-        on_clip: OnClip,
-        key_transform: KeyTransform | None = None,
-    ) -> None:
-        super().__init__()
-        self.geometry = geometry
-        self.is_sliding = geometry.sliding_window is not None
-        self._format = kv_format
-        self._index = index
-        self._groups = head_groups(kv_format, index, geometry)
-        self._calibration = calibration
-        self._key_transform = key_transform
-        self._on_clip: OnClip = on_clip
-        self.reset()
-
-    def reset(self) -> None:
-        self.stored_heads = [
-            _StoredHeads(group.heads, self._store(group, "keys", scales[0]), self._store(group, "values", scales[1]))
-            for group, scales in zip(self._groups, self._calibration, strict=True)
-        ]
-        self.is_initialized = False
-
-    def _store(self, group: HeadGroup, side: str, calibration: Calibration | None) -> SideStore:
-        transform = self._key_transform if side == "keys" else None
-        some = "" if len(self._groups) == 1 else f", heads {', '.join(map(str, group.heads))}"
-        return SideStore(
-            group.keys if side == "keys" else group.values,
-            len(group.heads),
-            self.geometry.head_dim if side == "keys" else self.geometry.value_dim,
-            self._format.exact_dtype,
-            calibration=calibration,
-            key_transform=None if transform is None else transform.for_heads(group.heads),
-            on_clip=self._on_clip,
-            name=f"{side} of layer {self._index}{some}",
-        )
-
-    @property
-    def stores(self) -> Iterator[SideStore]:
-        for group in self.stored_heads:
-            yield from (group.keys, group.values)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self._check_states(key_states, value_states)
-        self.is_initialized = True
-
-    def _check_states(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Raise GeometryError unless both sides are floats of the config's shape and of the rows that are stored."""
-        for what, states, dim in (
-            ("keys", key_states, self.geometry.head_dim),
-            ("values", value_states, self.geometry.value_dim),
-        ):
-            if states.ndim != 4 or not states.is_floating_point():
-                raise GeometryError(
-                    f"{what} of layer {self._index} are {states.dtype} of shape {tuple(states.shape)}; expected floats "
-                    "[batch, kv_heads, tokens, head_dim]"
-                )
-            expected = (self.geometry.kv_heads, dim)
-            found = (states.shape[1], states.shape[3])
-            if found != expected:
-                raise GeometryError(
-                    f"{what} of layer {self._index} have (kv_heads, head_dim) = {found}, the config says {expected}; "
-                    "pass keys before they are repeated to query heads"
-                )
-        rows = self.stored_heads[0].keys.batch or key_states.shape[0]
-        found_rows = {key_states.shape[0], value_states.shape[0]}
-        if found_rows != {rows} or key_states.shape[2] != value_states.shape[2]:
-            raise GeometryError(
-                f"layer {self._index} got keys of (batch, tokens) {(key_states.shape[0], key_states.shape[2])} and "
-                f"values of {(value_states.shape[0], value_states.shape[2])}; expected {rows} rows and equal lengths"
-            )
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Append `[batch, kv_heads, tokens, dim]` and return what this call's queries read."""
-        self._check_states(key_states, value_states)
-        self.is_initialized = True
-        # A cache holds numbers, not a graph: a training step that needs gradients through keys keeps its own.
-        key_states, value_states = key_states.detach(), value_states.detach()
-        new = [
-            (store, states[:, list(group.heads)] if len(self.stored_heads) > 1 else states)
-            for group in self.stored_heads
-            for store, states in ((group.keys, key_states), (group.values, value_states))
-        ]
-        num_new = key_states.shape[2]
-        _, offset = self.get_mask_sizes(num_new)
-        # All that can fail comes before the first commit, so that an error leaves the whole layer as it was.
-        prepared = [store.prepare(states) for store, states in new]
-        read_after = num_new == 1
-        seen = [] if read_after else [self._old_and_new(store, states, offset) for store, states in new]
-        for (store, _), change in zip(new, prepared, strict=True):
-            store.commit(change)
-        if read_after:
-            seen = [store.read(states.dtype)[:, :, offset - store.first_token :] for store, states in new]
-        return self._all_heads(seen[0::2]), self._all_heads(seen[1::2])
-
-    @staticmethod
-    def _old_and_new(store: SideStore, states: Tensor, offset: int) -> Tensor:
-        if not store.tokens:
-            return states
-        return torch.cat((store.read(states.dtype)[:, :, offset - store.first_token :], states), dim=2)
-
-    def _all_heads(self, parts: list[Tensor]) -> Tensor:
-        """Head groups back in the order of heads."""
-        if len(parts) == 1:
-            return parts[0]
-        order = [head for group in self.stored_heads for head in group.heads]
-        return torch.cat(parts, dim=1)[:, sorted(range(len(order)), key=order.__getitem__)]
-
-    def get_seq_length(self) -> int:
-        return self.stored_heads[0].keys.tokens
-
-    def get_max_length(self) -> int:
-        return -1 if self.geometry.sliding_window is None else self.geometry.sliding_window
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length of what the next `update` returns, and the position of its first token."""
-        tokens = self.get_seq_length()
-        window = self.geometry.sliding_window
-        offset = 0 if window is None else max(0, tokens - window + 1)
-        return tokens + query_length - offset, offset
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        raise NotImplementedError("QuantizedCache cannot reorder rows yet; decode greedily or by sampling")
-
-    def offload(self) -> None:
-        raise NotImplementedError("QuantizedCache cannot be offloaded yet")
 
 
 class QuantizedCache(Cache):
@@ -188,7 +31,12 @@ class QuantizedCache(Cache):
     `config` is the model's config; `kv_format` a KVFormat or its name. `calibration` gives static scales by layer for
     formats that need them. `on_clip="raise"` refuses values that saturate, `"count"` keeps and counts them.
     `key_transforms` gives what a format with keybias=removed or rope=removed takes from the model's weights;
-    `QuantizedCache.for_model(model, kv_format)` finds it.
+    `QuantizedCache.for_model(model, kv_format)` finds it. `left_padding` says how many leading columns of each row are
+    padding (`(mask == 0).sum(1)` of an attention mask): they are then not stored, and each row is stored as if it ran
+    alone, its own first tokens being its sinks. Without it padding is stored like any token.
+
+    Rows and tokens can be taken away, repeated and shared at any time: `crop`, `batch_select_indices`,
+    `reorder_cache`, `batch_repeat_interleave`, `fork`, `take_rows`, `trim_padding`, `reset`.
     """
 
     def __init__(
@@ -199,16 +47,22 @@ class QuantizedCache(Cache):
         calibration: Mapping[int, LayerCalibration] | None = None,
         on_clip: OnClip = "raise",
         key_transforms: Mapping[int, KeyTransform] | None = None,
+        left_padding: Sequence[int] | torch.Tensor | None = None,
     ) -> None:
         self.kv_format = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
         self.geometry = geometry_from_config(config.to_dict())
         check_serves(self.kv_format, self.geometry)
-        layers = []
+        self._calibration, self._on_clip, self._key_transforms = calibration, on_clip, key_transforms
+        self._config = config
+        padding = None if left_padding is None else [int(count) for count in left_padding]
+        if padding is not None and (not padding or min(padding) < 0):
+            raise GeometryError(f"left_padding is {padding}; expected one count of columns, from 0, for each row")
+        layers: list[QuantizedLayer] = []
         for index, geometry in enumerate(self.geometry.layers):
             scales = layer_calibration(calibration, self.kv_format, index, geometry)
             self._require_calibration(index, scales)
             transform = self._key_transform(index, key_transforms)
-            layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform))
+            layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding))
         super().__init__(layers=list(layers))
         self._quantized_layers = layers
 
@@ -220,6 +74,7 @@ class QuantizedCache(Cache):
         *,
         calibration: Mapping[int, LayerCalibration] | None = None,
         on_clip: OnClip = "raise",
+        left_padding: Sequence[int] | torch.Tensor | None = None,
     ) -> QuantizedCache:
         """A cache for a loaded model, with the key transforms that its format needs.
 
@@ -228,7 +83,14 @@ class QuantizedCache(Cache):
         """
         parsed = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
         transforms = key_transforms_of(model, parsed)
-        return cls(model.config, parsed, calibration=calibration, on_clip=on_clip, key_transforms=transforms)
+        return cls(
+            model.config,
+            parsed,
+            calibration=calibration,
+            on_clip=on_clip,
+            key_transforms=transforms,
+            left_padding=left_padding,
+        )
 
     @property
     def clipped_values(self) -> int:
@@ -236,20 +98,115 @@ class QuantizedCache(Cache):
         return sum(store.clipped_values for layer in self._quantized_layers for store in layer.stores)
 
     def ledger(self) -> ByteLedger:
-        """Bytes of the real storages, by side and owner."""
-        store = self._quantized_layers[0].stored_heads[0].keys
-        if not store.tokens:
+        """Bytes of the real storages, by side and owner. Pages that only other caches of a fork hold are theirs."""
+        if not self.get_seq_length():
             raise GeometryError("the cache is empty; its ledger exists once tokens were appended")
         keys: Counter[Owner] = Counter()
         values: Counter[Owner] = Counter()
         for index, layer in enumerate(self._quantized_layers):
             skipped = self.kv_format.skips(index)
-            for group in layer.stored_heads:
-                keys.update(group.keys.owner_nbytes(skipped))
-                values.update(group.values.owner_nbytes(skipped))
-        computed = predict_ledger(self.geometry, self.kv_format, store.tokens, store.batch)
+            for cohort in layer.cohorts:
+                for group in cohort.stored_heads:
+                    keys.update(group.keys.owner_nbytes(skipped))
+                    values.update(group.values.owner_nbytes(skipped))
+        computed = predict_ledger(self.geometry, self.kv_format, self.get_seq_length(), self.batch_size)
         return computed.model_copy(
             update={"basis": Basis.ALLOCATED, "keys_nbytes": dict(keys), "values_nbytes": dict(values)}
+        )
+
+    def crop(self, tokens_to_remove: int) -> int:
+        """Remove the last `-tokens_to_remove` tokens of every row; returns how many were removed.
+
+        As in transformers the number is negative, and removing more than there are removes all. Tokens that stay are
+        read as before. Where the removed ones had pushed others out of the recent window, those stay coded and the
+        window fills up again, unless `activate_past_recording` was called: then the crop leaves no trace. Raises
+        CacheStateError where a sliding layer cannot go back, before anything changes.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop({tokens_to_remove}): a positive number was the length to keep in older transformers and is "
+                "refused now; crop(-n) removes the last n tokens"
+            )
+        columns = self.get_seq_length()
+        removed = min(-tokens_to_remove, columns)
+        for layer in self._quantized_layers:
+            layer.require_croppable(max(0, layer.columns - removed))
+        for layer in self._quantized_layers:
+            layer.crop(-removed)
+        return removed
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, in this order; a row may come twice, and its copies share pages until they differ."""
+        rows = row_numbers(indices, max(0, self.batch_size))
+        for layer in self._quantized_layers:
+            layer.batch_select_indices(torch.tensor(rows, dtype=torch.long))
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """What beam search does between steps: row i becomes the old row `beam_idx[i]`."""
+        self.batch_select_indices(beam_idx)
+
+    def fork(self) -> QuantizedCache:
+        """A second cache with the same tokens. The two share every page until one of them writes to it."""
+        other = self._empty()
+        for mine, theirs in zip(self._quantized_layers, other._quantized_layers, strict=True):
+            mine.share_with(theirs)
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedCache:
+        # A copy is independent of the original whether or not unwritten pages are shared.
+        return self.fork()
+
+    def take_rows(self, other: QuantizedCache) -> None:
+        """Add the rows of `other`, which shares its pages; the shorter cache is padded on the left.
+
+        Raises CacheStateError unless both have the same format, geometry and static scales.
+        """
+        if (self.kv_format, self.geometry) != (other.kv_format, other.geometry):
+            raise CacheStateError(
+                f"rows of {other.kv_format.name} ({other.geometry.model_type}) cannot join a cache of "
+                f"{self.kv_format.name} ({self.geometry.model_type}); make both with one format for one model"
+            )
+        if self._calibration is not other._calibration or self._key_transforms is not other._key_transforms:
+            raise CacheStateError(
+                "the two caches were given different calibration or key_transforms objects, so equal codes could mean "
+                "different values; make both with the same objects"
+            )
+        for mine, theirs in zip(self._quantized_layers, other._quantized_layers, strict=True):
+            mine.take_rows(theirs)
+
+    def trim_padding(self) -> int:
+        """Forget leading columns that are padding in every row, as after the longest row was dropped.
+
+        Returns how many; the caller cuts them off its attention mask too.
+        """
+        paddings = [cohort.padding for layer in self._quantized_layers for cohort in layer.cohorts]
+        columns = min(paddings, default=0)
+        for layer in self._quantized_layers:
+            layer.trim_padding(columns)
+        return columns
+
+    @property
+    def left_padding(self) -> tuple[int, ...]:
+        """Leading columns of each row that are not stored."""
+        cohorts = self._quantized_layers[0].cohorts
+        by_row = {row: cohort.padding for cohort in cohorts for row in cohort.rows}
+        return tuple(by_row[row] for row in range(len(by_row)))
+
+    def storages(self) -> Iterator[torch.Tensor]:
+        """The slabs of all pages, which forks share."""
+        for layer in self._quantized_layers:
+            for store in layer.stores:
+                for pool in store.pools:
+                    yield from pool.slabs
+
+    def _empty(self) -> QuantizedCache:
+        """A cache of the same kind without tokens."""
+        return QuantizedCache(
+            self._config,
+            self.kv_format,
+            calibration=self._calibration,
+            on_clip=self._on_clip,
+            key_transforms=self._key_transforms,
         )
 
     def _key_transform(self, index: int, given: Mapping[int, KeyTransform] | None) -> KeyTransform | None:

@@ -1,8 +1,20 @@
-"""SideStore: the stored keys or values of one layer."""
+"""SideStore: the stored keys or values of one layer, for sequences of equal length.
+
+Tokens stand in three parts: sinks, coded tokens, and a full-precision tail of those that the recent window protects or
+whose block is not full. Every value is first rounded to the exact dtype, whether it will wait or be encoded at once, so
+codes never depend on how the tokens were chunked. A committed code never changes.
+
+What a crop does. Tokens at the end are forgotten. Coded tokens become exact again as far as exact copies are still
+held: all that `recording` kept since the last crop, so that a rejected draft leaves no trace. Without it those that
+stay keep their codes, and the window fills up again from new tokens. A block of several tokens that is cut keeps the
+codes of the rest, and the next block begins behind it.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,44 +22,61 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvassay.cache.key_transform import KeyTransform, decode_keys
-from kvassay.cache.paged_array import PagedArray
+from kvassay.cache.page_pool import PagePool
+from kvassay.cache.paged_rows import PagedRows
 from kvassay.core.geometry import Owner
 from kvassay.core.kv_format import SidePlan
-from kvassay.core.layout import static_nbytes, streams
-from kvassay.core.ledger import page_tokens
-from kvassay.errors import KvassayError, RangeError
+from kvassay.core.layout import static_nbytes
+from kvassay.core.paging import (
+    TAIL_PAGE_TOKENS,
+    PageLayout,
+    coded_capacity,
+    exact_page_layout,
+    page_layout,
+    tail_capacity,
+)
+from kvassay.core.spec import FloatDtype
+from kvassay.errors import CacheStateError, KvassayError, RangeError
 from kvassay.formats import Calibration, Encoded, quantizer
-from kvassay.formats.base import decode_as, require_finite
+from kvassay.formats.base import Streams, decode_as, require_finite
 from kvassay.formats.floating import round_to
 
 OnClip = Literal["raise", "count"]
 
+RECORDED_TOKENS = 256
+"""While recording, a crop of up to this many tokens finds everything as it was."""
+
+CHUNK_ELEMENTS = 1 << 20
+"""Values that are encoded or decoded at once, so that working arrays stay small however long a text is."""
+
 
 class Change(NamedTuple):
-    """An append that is worked out and not yet made."""
+    """An append that is worked out and not yet made. Token numbers count from the end of the sinks."""
 
     tokens: int
     """Tokens of the store after it."""
     new_sinks: Tensor
-    waiting: Tensor
-    """The old tail and what came after the sinks; the first `committed` tokens of it are encoded."""
-    committed: int
-    encoded: Encoded | None
+    coded: int
+    """End of the coded tokens."""
+    dropped: int
+    """Coded tokens before it leave a sliding layer."""
+    first_encoded: int
+    encoded: tuple[Encoded, ...]
+    kept_from: int
+    """Exact copies are held from here on."""
+    new_tail: Tensor
+    """The last of the new values, which enter the tail."""
 
 
 class SideStore:
-    """Sinks, committed codes and full-precision tail of one side of one layer, in that order of tokens.
-
-    Every value is first rounded to the exact dtype, whether it will wait in the tail or be encoded at once, so codes
-    never depend on how the tokens were chunked. A committed code never changes.
-    """
+    """Sinks, committed codes and full-precision tail of one side of one layer, in that order of tokens."""
 
     def __init__(
         self,
         plan: SidePlan,
         kv_heads: int,
         dim: int,
-        exact_dtype: str,
+        exact_dtype: FloatDtype,
         *,
         calibration: Calibration | None = None,
         key_transform: KeyTransform | None = None,
@@ -55,118 +84,327 @@ class SideStore:
         name: str = "values",
     ) -> None:
         self.plan = plan
+        self.kv_heads = kv_heads
+        self.dim = dim
         self.tokens = 0
         """Tokens appended so far, those that a sliding window dropped included."""
+        self.coded = 0
+        """End of the coded tokens, counted from the end of the sinks."""
+        self.dropped = 0
+        """Coded tokens that a sliding window has left behind."""
         self.clipped_values = 0
         self.encoded_values = 0
+        self.recording = False
         self._quantizer = quantizer(plan.spec)
         self._calibration = calibration
         # Plain floats are stored as they are: only codes gain from another form of the key.
         self._key_transform = None if plan.spec.is_exact else key_transform
-        self._on_clip = on_clip
+        self._on_clip: OnClip = on_clip
         self._name = name
-        self._entry_dtype = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
-        block = plan.spec.tokens_per_block
-        page_blocks = page_tokens(plan.spec) // block
-        self._streams = {s.name: PagedArray(page_blocks) for s in streams(plan.spec, kv_heads, dim)}
-        self._owners = {s.name: s.owner for s in streams(plan.spec, kv_heads, dim)}
+        self._exact_dtype: FloatDtype = exact_dtype
+        self._entry_dtype: str = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
         self._static_nbytes = static_nbytes(plan.spec, kv_heads, dim)
-        self._sinks: Tensor | None = None
-        self._tail: Tensor | None = None
+        self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim)
+        self._runs: list[PagedRows] = []
+        """Coded tokens; more than one run only after a block was cut."""
+        self._tail: PagedRows | None = None
+        self._sinks: PagedRows | None = None
+        self._coded_pool: PagePool | None = None
 
     @property
     def batch(self) -> int:
         """Rows; 0 while the store is empty."""
-        return 0 if self._tail is None else self._tail.shape[0]
+        return 0 if self._tail is None or not self.tokens else self._tail.rows
 
     @property
     def first_token(self) -> int:
         """Index of the oldest token that `read` returns; above 0 once a sliding window dropped some."""
-        return self.plan.dropped_tokens(self.tokens)
+        return self.dropped
 
     @property
     def stored_tokens(self) -> int:
         """Tokens that are read back from codes (not from sinks or tail)."""
-        return self.plan.committed_tokens(self.tokens) - self.plan.dropped_tokens(self.tokens)
+        return self.coded - self.dropped
+
+    @property
+    def sink_tokens(self) -> int:
+        return min(self.tokens, self.plan.sinks)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu") if self._tail is None else self._tail.pool.device
+
+    @property
+    def pools(self) -> Iterator[PagePool]:
+        """Real storages; a fork shares them."""
+        if self._coded_pool is not None:
+            yield self._coded_pool
+        for part in (self._tail, self._sinks):
+            if part is not None:
+                yield part.pool
+
+    @property
+    def coded_pages(self) -> tuple[PagedRows, ...]:
+        """The coded tokens: one run, and more only after blocks were cut."""
+        return tuple(self._runs)
 
     def append(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> None:
         """Add tokens. On an error nothing is added."""
         self.commit(self.prepare(values))
 
-    def read(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "batch kv_heads tokens dim"]:
-        """All tokens from `first_token` on, as a query would see them now."""
-        assert self._tail is not None, "read comes after append"
-        assert self._sinks is not None, "append sets sinks and tail"
-        decoded = self._decode(dtype)
-        parts = [self._sinks.to(dtype), *([] if decoded is None else [decoded]), self._tail.to(dtype)]
-        return torch.cat([part for part in parts if part.shape[2]], dim=2)
+    def read(
+        self, dtype: torch.dtype = torch.float32, begin: int | None = None, end: int | None = None
+    ) -> Float[Tensor, "batch kv_heads tokens dim"]:
+        """Tokens `begin` to `end - 1`, all from `first_token` on if not given, as a query would see them now.
 
-    def owner_nbytes(self, skipped_layer: bool) -> dict[Owner, int]:
-        """Bytes of the real storages by owner."""
-        nbytes: Counter[Owner] = Counter(self._static_nbytes)
-        for part, owner in ((self._sinks, Owner.SINKS), (self._tail, Owner.WINDOW)):
-            nbytes[owner] += 0 if part is None else part.untyped_storage().nbytes()
-        for name, array in self._streams.items():
-            filled = array.num_blocks * array.block_nbytes
-            nbytes[Owner.SKIPPED_LAYERS if skipped_layer else self._owners[name]] += filled
-            nbytes[Owner.PADDING] += array.nbytes - filled
-        return {owner: count for owner, count in nbytes.items() if count}
+        Raises CacheStateError for tokens that are not held.
+        """
+        begin = self.first_token if begin is None else begin
+        end = self.tokens if end is None else end
+        if not self.first_token <= begin <= end <= self.tokens:
+            raise CacheStateError(
+                f"{self._name}: tokens {begin} to {end} were asked for; held are {self.first_token} to {self.tokens}"
+            )
+        seen = torch.empty((self.batch, self.kv_heads, end - begin, self.dim), dtype=dtype, device=self.device)
+        for low, high, values in self._parts(dtype, begin, end):
+            seen[:, :, low - begin : high - begin] = values
+        return seen
 
     def prepare(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> Change:
-        """All of an append that can fail; changes nothing. `commit` then takes its result."""
+        """All of an append that can fail; changes nothing that is read. `commit` then takes its result."""
         try:
             return self._prepare(values)
         except KvassayError as error:
             raise type(error)(f"{self._name}: {error}") from error
 
+    def commit(self, change: Change) -> None:
+        """Take what `prepare` made. Nothing here can fail, so several stores change together."""
+        assert self._tail is not None, "prepare makes the parts"
+        assert self._sinks is not None, "prepare makes the parts"
+        if change.new_sinks.shape[2]:
+            self._sinks.append(_float_streams(change.new_sinks))
+        self._drop_coded(change.dropped)
+        self._tail.drop_before(change.kept_from)
+        if change.encoded:
+            run = self._open_run(change.first_encoded)
+            for piece in change.encoded:
+                run.append(piece.streams)
+                self.clipped_values += piece.clipped_values
+            self.encoded_values += (change.coded - change.first_encoded) * self._rows * self.kv_heads * self.dim
+        new_tail = change.new_tail.shape[2]
+        if new_tail:
+            if not self._tail.tokens:
+                self._tail.begin_at(change.tokens - self.plan.sinks - new_tail)
+            self._tail.append(_float_streams(change.new_tail))
+        self.tokens, self.coded, self.dropped = change.tokens, change.coded, change.dropped
+
+    def may_crop_to(self, tokens: int) -> bool:
+        """False where a sliding layer no longer holds what the next token would see."""
+        window = self.plan.sliding_window
+        return window is None or self.first_token <= max(0, tokens - window + 1)
+
+    def crop(self, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens, and exact copies that were recorded for a crop."""
+        if self._tail is None or self._sinks is None:
+            return
+        if not self.may_crop_to(tokens):
+            raise CacheStateError(
+                f"{self._name}: a sliding layer that holds tokens from {self.first_token} on cannot be cropped to "
+                f"{tokens}; call activate_past_recording() first"
+            )
+        self.tokens = min(self.tokens, tokens)
+        left = max(0, self.tokens - self.plan.sinks)
+        self._sinks.drop_from(self.sink_tokens)
+        coded = self._coded_after_crop(left)
+        for run in self._runs:
+            run.drop_from(coded)
+        self._runs = [run for run in self._runs if run.tokens]
+        self._tail.drop_from(left)
+        self.coded = coded
+        self.dropped = min(self.dropped, coded)
+        self._drop_coded(self._dropped_after(self.tokens, coded))
+        self.dropped = self._dropped_after(self.tokens, coded)
+        self._tail.drop_before(coded)
+        for pool in self.pools:
+            pool.trim()
+
+    def select(self, rows: Sequence[int]) -> SideStore:
+        """A store of some rows, in this order, that shares their pages until one of the two writes."""
+        chosen = copy.copy(self)
+        chosen._runs = [run.select(rows) for run in self._runs]
+        chosen._tail = None if self._tail is None else self._tail.select(rows)
+        chosen._sinks = None if self._sinks is None else self._sinks.select(rows)
+        return chosen
+
+    def owner_nbytes(self, skipped_layer: bool) -> dict[Owner, int]:
+        """Bytes of the real storages by owner. Pages that only other caches of the same pool use are theirs."""
+        nbytes: Counter[Owner] = Counter(self._static_nbytes)
+        if self._coded_pool is not None:
+            owner = Owner.SKIPPED_LAYERS if skipped_layer else None
+            _count_pages(nbytes, self._coded_pool, self._runs, owner)
+        for part, owner in ((self._tail, Owner.WINDOW), (self._sinks, Owner.SINKS)):
+            if part is not None:
+                _count_pages(nbytes, part.pool, [part], owner)
+        return {owner: count for owner, count in nbytes.items() if count}
+
     def _prepare(self, values: Tensor) -> Change:
         require_finite(values, "entries")
         entering = round_to(values, self._entry_dtype)
-        tokens = self.tokens + values.shape[2]
-        num_new_sinks = max(0, min(tokens, self.plan.sinks) - self.tokens)
-        new_sinks, waiting = entering[:, :, :num_new_sinks], entering[:, :, num_new_sinks:]
-        if self._tail is not None:
-            waiting = torch.cat((self._tail, waiting), dim=2)
-        count = self.plan.committed_tokens(tokens) - self.plan.committed_tokens(self.tokens)
-        encoded = self._encode(waiting[:, :, :count]) if count else None
-        if encoded is not None and encoded.clipped_values and self._on_clip == "raise":
+        plan, tokens = self.plan, self.tokens + values.shape[2]
+        num_new_sinks = max(0, min(tokens, plan.sinks) - self.tokens)
+        new_sinks, new = entering[:, :, :num_new_sinks], entering[:, :, num_new_sinks:]
+        old_end, end = max(0, self.tokens - plan.sinks), max(0, tokens - plan.sinks)
+        block = plan.spec.tokens_per_block
+        coded = self.coded + max(0, end - self.coded - plan.recent) // block * block
+        dropped = self._dropped_after(tokens, coded)
+        # Blocks that would leave a sliding layer at once are not encoded.
+        first = self.coded + max(0, min(dropped, coded) - self.coded) // block * block
+        encoded = self._encode_all(first, coded, new, old_end) if coded > first else ()
+        self._check_clipped(encoded)
+        kept_from = coded
+        # Codes of single tokens without a window are cut as exactly as floats are; all else needs its exact copies.
+        if self.recording and plan.recent + block > 1 and not plan.spec.is_exact:
+            exact_from = self._tail.first if self._tail is not None and self._tail.tokens else old_end
+            kept_from = min(coded, max(exact_from, end - plan.recent - block - RECORDED_TOKENS))
+        self._reserve(values.shape[0], values.device, coded, end)
+        return Change(
+            tokens, new_sinks, coded, dropped, first, encoded, kept_from, new[:, :, max(0, kept_from - old_end) :]
+        )
+
+    def _encode_all(self, first: int, end: int, new: Tensor, new_begin: int) -> tuple[Encoded, ...]:
+        """Tokens `first` to `end - 1`, from the tail and from `new`, whose first token has number `new_begin`."""
+        block = self.plan.spec.tokens_per_block
+        rows = new.shape[0]
+        step = max(1, CHUNK_ELEMENTS // (rows * self.kv_heads * self.dim * block)) * block
+        pieces: list[Encoded] = []
+        for low in range(first, end, step):
+            high = min(low + step, end)
+            parts: list[Tensor] = []
+            if low < new_begin:
+                assert self._tail is not None, "older tokens are held"
+                waiting = self._tail.read(low, min(high, new_begin))["codes"]
+                parts.append(waiting.flatten(2, 3))
+            if high > new_begin:
+                parts.append(new[:, :, max(0, low - new_begin) : high - new_begin])
+            values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+            if self._key_transform is not None:
+                values = self._key_transform.forward(values, self.plan.sinks + low)
+            pieces.append(self._quantizer.encode(values, self._calibration))
+        return tuple(pieces)
+
+    def _check_clipped(self, encoded: Sequence[Encoded]) -> None:
+        clipped = sum(piece.clipped_values for piece in encoded)
+        if clipped and self._on_clip == "raise":
             scale = "static" if self.plan.spec.needs_calibration else "unit"
             raise RangeError(
-                f"{encoded.clipped_values} values saturate in {self.plan.spec.method} with a {scale} scale; use a "
+                f"{clipped} values saturate in {self.plan.spec.method} with a {scale} scale; use a "
                 "token-head format, or on_clip='count' to keep the saturated values and their count"
             )
-        return Change(tokens, new_sinks, waiting, count, encoded)
 
-    def commit(self, change: Change) -> None:
-        """Take what `prepare` made. Nothing here can fail, so several stores change together."""
-        num_dropped = self.plan.dropped_tokens(change.tokens) - self.plan.dropped_tokens(self.tokens)
-        if change.encoded is not None:
-            for name, blocks in change.encoded.streams.items():
-                self._streams[name].append(blocks)
-            self.clipped_values += change.encoded.clipped_values
-            self.encoded_values += change.waiting[:, :, : change.committed].numel()
-        for array in self._streams.values():
-            array.drop_first(num_dropped // self.plan.spec.tokens_per_block)
-        # Clones, so that a kept slice does not hold the whole chunk's storage.
-        self._tail = change.waiting[:, :, change.committed :].clone()
-        if self._sinks is None:
-            self._sinks = change.new_sinks.clone()
-        elif change.new_sinks.shape[2]:
-            self._sinks = torch.cat((self._sinks, change.new_sinks), dim=2)
-        self.tokens = change.tokens
+    def _dropped_after(self, tokens: int, coded: int) -> int:
+        """Coded tokens that no later query sees, in whole blocks."""
+        window, block = self.plan.sliding_window, self.plan.spec.tokens_per_block
+        if window is None:
+            return 0
+        held = window + (RECORDED_TOKENS if self.recording else 0)
+        return max(self.dropped, min(max(0, tokens - held) // block * block, coded))
 
-    def _encode(self, values: Tensor) -> Encoded:
-        if self._key_transform is not None:
-            first = self.plan.sinks + self.plan.committed_tokens(self.tokens)
-            values = self._key_transform.forward(values, first)
-        return self._quantizer.encode(values, self._calibration)
+    def _coded_after_crop(self, left: int) -> int:
+        """End of the coded tokens once `left` tokens after the sinks remain: as few as exact copies allow."""
+        assert self._tail is not None, "the caller checks"
+        coded = min(self.coded, left)
+        if self._tail.tokens and self._tail.first < coded:
+            block = self.plan.spec.tokens_per_block
+            lowest = max(self._tail.first, max(0, left - self.plan.recent) // block * block)
+            for run in self._runs:
+                # Codes end where a block ends.
+                bound = run.start + -(-(max(lowest, run.first) - run.start) // block) * block
+                if bound <= run.end:
+                    coded = min(coded, bound)
+        return coded
 
-    def _decode(self, dtype: torch.dtype) -> Tensor | None:
-        blocks = {name: array.blocks for name, array in self._streams.items() if array.num_blocks}
-        if not blocks:
-            return None
-        streams = {name: array for name, array in blocks.items() if array is not None}
+    def _drop_coded(self, dropped: int) -> None:
+        for run in self._runs:
+            run.drop_before(dropped)
+        self._runs = [run for run in self._runs if run.tokens]
+
+    def _open_run(self, first: int) -> PagedRows:
+        """The run that takes a block whose first token is `first`."""
+        assert self._coded_pool is not None, "prepare makes the parts"
+        if self._runs and self._runs[-1].ends_on_block:
+            return self._runs[-1]
+        page = self.coded_layout.tokens
+        in_step = not self._runs and first % self.plan.spec.tokens_per_block == 0
+        start = first // page * page if in_step else first
+        self._runs.append(PagedRows(self._coded_pool, self._rows, start=start, first=first))
+        return self._runs[-1]
+
+    @property
+    def _rows(self) -> int:
+        assert self._tail is not None, "prepare makes the parts"
+        return self._tail.rows
+
+    def _reserve(self, rows: int, device: torch.device, coded: int, end: int) -> None:
+        """Take memory before anything changes. What is taken depends on the length alone."""
+        if self._tail is None or (not self.tokens and self._tail.rows != rows):
+            tail = exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, TAIL_PAGE_TOKENS)
+            sinks = exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, max(1, self.plan.sinks))
+            self._coded_pool = PagePool(self.coded_layout, device)
+            self._tail = PagedRows(PagePool(tail, device), rows)
+            self._sinks = PagedRows(PagePool(sinks, device), rows)
+        assert self._coded_pool is not None, "made with the tail"
+        self._coded_pool.ensure(rows * coded_capacity(self.plan, coded))
+        self._tail.pool.ensure(rows * tail_capacity(self.plan, end))
+
+    def _parts(self, dtype: torch.dtype, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
+        """(first token, end, values) of pieces that follow each other, each small enough to be worked on at once."""
+        sinks, coded_end = self.sink_tokens, self.sink_tokens + self.coded
+        for low, high in self._pieces(begin, min(end, sinks), 1):
+            assert self._sinks is not None, "tokens are held"
+            yield low, high, self._sinks.read(low, high)["codes"].flatten(2, 3).to(dtype)
+        for run in self._runs:
+            low, high = max(begin, sinks + run.first), min(end, sinks + run.end)
+            for one, other in self._pieces(low, high, self.coded_layout.tokens, sinks + run.start):
+                yield one, other, self._decode(run, one - sinks, other - sinks, dtype)
+        for low, high in self._pieces(max(begin, coded_end), end, TAIL_PAGE_TOKENS, sinks):
+            assert self._tail is not None, "tokens are held"
+            yield low, high, self._tail.read(low - sinks, high - sinks)["codes"].flatten(2, 3).to(dtype)
+
+    def _pieces(self, begin: int, end: int, page: int, start: int = 0) -> Iterator[tuple[int, int]]:
+        """`begin` to `end` in pieces that end on page bounds, which are counted from `start`."""
+        step = max(1, CHUNK_ELEMENTS // (max(1, self.batch) * self.kv_heads * self.dim * page)) * page
+        while begin < end:
+            bound = min(end, start + (begin - start) // page * page + step)
+            yield begin, bound
+            begin = bound
+
+    def _decode(self, run: PagedRows, begin: int, end: int, dtype: torch.dtype) -> Tensor:
+        streams = run.read(begin, end)
+        block = self.plan.spec.tokens_per_block
+        first = run.start + (begin - run.start) // block * block
         if self._key_transform is None:
-            return decode_as(self._quantizer, streams, dtype, self._calibration)
-        first = self.plan.sinks + self.first_token
-        return decode_keys(self._quantizer, streams, dtype, self._calibration, self._key_transform, first)
+            values = decode_as(self._quantizer, streams, dtype, self._calibration)
+        else:
+            position = self.plan.sinks + first
+            values = decode_keys(self._quantizer, streams, dtype, self._calibration, self._key_transform, position)
+        return values[:, :, begin - first : end - first]
+
+
+def _float_streams(values: Tensor) -> Streams:
+    """Plain floats as the arrays of their pages: one block a token."""
+    return {"codes": values.unsqueeze(3)}
+
+
+def _count_pages(nbytes: Counter[Owner], pool: PagePool, parts: Sequence[PagedRows], owner: Owner | None) -> None:
+    """Add the pages that `parts` hold, the free ones, and what is kept beside; by each array's owner if not given."""
+    held: dict[int, int] = {}
+    for part in parts:
+        held.update(part.held_blocks())
+        nbytes[Owner.BLOCK_TABLE] += part.table_nbytes
+    blocks = sum(held.values())
+    filled = 0
+    for region in pool.layout.regions:
+        nbytes[owner or region.stream.owner] += blocks * region.stream.block_nbytes
+        filled += blocks * region.stream.block_nbytes
+    nbytes[Owner.PADDING] += (len(held) + pool.num_free) * pool.layout.nbytes - filled
+    nbytes[Owner.BLOCK_TABLE] += pool.record_nbytes

@@ -13,17 +13,23 @@ from pydantic import BaseModel, ConfigDict
 
 from kvassay.core.geometry import CacheGeometry, Owner
 from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
-from kvassay.core.layout import static_nbytes, streams
-from kvassay.core.spec import DTYPE_NBYTES, QuantSpec
-
-PAGE_TOKENS = 64
-"""Stored arrays grow by pages of this many tokens, rounded up to whole blocks."""
+from kvassay.core.layout import static_nbytes
+from kvassay.core.paging import (
+    PAGE_RECORD_NBYTES,
+    PAGE_TOKENS,
+    TABLE_ENTRY_NBYTES,
+    TAIL_PAGE_TOKENS,
+    exact_page_layout,
+    page_layout,
+    side_pages,
+)
 
 ASSUMPTIONS = (
     "Persistent bytes are those of the arrays that this library's cache allocates: codes, scales, minimums, "
     "full-precision window, sinks and skipped layers, and the unused end of the last page.",
-    "Codes are tightly packed; alignment is 1 byte within an array and no header is stored with a page.",
-    f"Stored arrays grow by pages of {PAGE_TOKENS} tokens.",
+    "Codes are tightly packed; the alignment of an array within its page is 64 bytes, and a page has no header.",
+    f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by "
+    f"pages of {TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
     "Object headers, allocator rounding, weights and activations are excluded.",
     "The transient figure is one layer's keys and values as the float32 arrays that a decode step reads, also where "
     "nothing is decoded.",
@@ -95,12 +101,6 @@ class ByteLedger(BaseModel):
         }
 
 
-def page_tokens(spec: QuantSpec) -> int:
-    """Tokens of one page: PAGE_TOKENS, rounded up to whole blocks of the spec."""
-    block = spec.tokens_per_block
-    return -(-PAGE_TOKENS // block) * block
-
-
 def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, batch: int = 1) -> ByteLedger:
     """The ledger of a cache that holds `tokens` tokens in each of `batch` rows."""
     if tokens < 1 or batch < 1:
@@ -145,20 +145,29 @@ def _side_nbytes(
     skipped: bool,
 ) -> dict[Owner, int]:
     """Bytes by owner of one side of a head group."""
-    committed = plan.committed_tokens(tokens)
-    sinks = min(tokens, plan.sinks)
-    window = tokens - sinks - committed
-    stored = committed - plan.dropped_tokens(tokens)
-    page = page_tokens(plan.spec)
-    capacity = -(-stored // page) * page
-    block = plan.spec.tokens_per_block
-    token_nbytes = kv_heads * dim * DTYPE_NBYTES[kv_format.exact_dtype]
-    nbytes: Counter[Owner] = Counter()
-    nbytes[Owner.SINKS] = batch * sinks * token_nbytes
-    nbytes[Owner.WINDOW] = batch * window * token_nbytes
-    nbytes.update(static_nbytes(plan.spec, kv_heads, dim))
-    for stream in streams(plan.spec, kv_heads, dim):
-        owner = Owner.SKIPPED_LAYERS if skipped else stream.owner
-        nbytes[owner] += batch * stored // block * stream.block_nbytes
-        nbytes[Owner.PADDING] += batch * (capacity - stored) // block * stream.block_nbytes
+    pages = side_pages(plan, tokens)
+    coded = page_layout(plan.spec, kv_heads, dim)
+    nbytes: Counter[Owner] = Counter(static_nbytes(plan.spec, kv_heads, dim))
+    blocks = batch * pages.stored_tokens // coded.block_tokens
+    filled = 0
+    for region in coded.regions:
+        part = blocks * region.stream.block_nbytes
+        nbytes[Owner.SKIPPED_LAYERS if skipped else region.stream.owner] += part
+        filled += part
+    allocated = batch * pages.coded_pages * coded.nbytes
+    records = batch * pages.coded_pages * PAGE_RECORD_NBYTES + batch * pages.coded_pages_used * TABLE_ENTRY_NBYTES
+    for tokens_held, used, kept, page, owner in (
+        (pages.tail_tokens, pages.tail_pages_used, pages.tail_pages, TAIL_PAGE_TOKENS, Owner.WINDOW),
+        (pages.sink_tokens, bool(pages.sink_tokens), bool(pages.sink_tokens), plan.sinks, Owner.SINKS),
+    ):
+        if not kept:
+            continue
+        layout = exact_page_layout(kv_format.exact_dtype, kv_heads, dim, page)
+        part = batch * tokens_held * layout.regions[0].stream.block_nbytes
+        nbytes[owner] += part
+        filled += part
+        allocated += batch * kept * layout.nbytes
+        records += batch * (kept * PAGE_RECORD_NBYTES + used * TABLE_ENTRY_NBYTES)
+    nbytes[Owner.PADDING] += allocated - filled
+    nbytes[Owner.BLOCK_TABLE] += records
     return {owner: count for owner, count in nbytes.items() if count}

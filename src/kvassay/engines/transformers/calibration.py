@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms
-from kvassay.cache.quantized_cache import LayerCalibration
+from kvassay.cache.quantized_layer import LayerCalibration
 from kvassay.core.calibration_policy import MIN_MAX, CalibrationPolicy, as_policy
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, geometry_from_config

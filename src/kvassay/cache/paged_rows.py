@@ -1,0 +1,170 @@
+"""PagedRows: consecutive tokens of some equally long sequences, in pages of one pool.
+
+Tokens have numbers, which the owner gives; pages lie at fixed distances from `start`. Tokens enter by whole blocks at
+the end and leave at either end. A sequence that shares its last page (after a fork, a repeat or a reorder) gets its own
+copy of that page before it writes, so what others read never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvassay.cache.page_pool import PageIds, PagePool
+from kvassay.core.paging import TABLE_ENTRY_NBYTES
+from kvassay.core.spec import DTYPE_NBYTES
+from kvassay.formats.base import Streams
+
+
+class PagedRows:
+    """Tokens `first` to `end - 1` of `rows` sequences."""
+
+    def __init__(self, pool: PagePool, rows: int, start: int = 0, first: int | None = None) -> None:
+        self.pool = pool
+        self.start = start
+        """Number of the token in the first place of the first page."""
+        self.first = start if first is None else first
+        self.end = self.first
+        self.table: PageIds = np.zeros((rows, 0), np.int32)
+
+    def __del__(self) -> None:
+        # A cache that is no longer used gives its pages back to those that share the pool.
+        if self.table.size:
+            self.pool.release(self.table)
+
+    @property
+    def rows(self) -> int:
+        return self.table.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.first
+
+    @property
+    def table_nbytes(self) -> int:
+        return self.table.size * TABLE_ENTRY_NBYTES
+
+    @property
+    def ends_on_block(self) -> bool:
+        """False after a block was cut; no further token can enter then."""
+        return (self.end - self.start) % self.pool.layout.block_tokens == 0
+
+    def pages_to_add(self, tokens: int) -> int:
+        """The most pages that appending so many tokens takes from the pool, copies of shared ones included."""
+        page = self.pool.layout.tokens
+        last = self.start + self.table.shape[1] * page
+        copies = self.rows if self.end < last else 0
+        return copies + self.rows * max(0, -(-(self.end + tokens - last) // page))
+
+    def append(self, arrays: Streams) -> None:
+        """Take whole blocks: of each array `[rows, heads, blocks, *block_shape]`."""
+        assert self.ends_on_block, "a cut run takes no tokens"
+        layout = self.pool.layout
+        blocks = next(iter(arrays.values())).shape[2]
+        if not blocks:
+            return
+        tokens = blocks * layout.block_tokens
+        last = self.start + self.table.shape[1] * layout.tokens
+        if self.end < last:
+            self._own_last_page()
+        missing = max(0, -(-(self.end + tokens - last) // layout.tokens))
+        if missing:
+            fresh = self.pool.allocate(self.rows * missing).reshape(self.rows, missing)
+            self.table = np.concatenate((self.table, fresh), axis=1)
+        column = (self.end - self.start) // layout.tokens
+        first_block = (self.end - self.start) % layout.tokens // layout.block_tokens
+        for region in layout.regions:
+            array = arrays[region.stream.name]
+            raw = array.contiguous().view(torch.uint8).reshape(*array.shape[:3], region.block_nbytes)
+            self.pool.write(region, self.table[:, column:], first_block, raw)
+        self.end += tokens
+
+    def read(self, begin: int, end: int) -> Streams:
+        """Arrays of the blocks that hold tokens `begin` to `end - 1`; the first and the last block come whole."""
+        layout = self.pool.layout
+        assert self.first <= begin < end <= self.end, "the owner asks for tokens that are here"
+        column, last = (begin - self.start) // layout.tokens, -(-(end - self.start) // layout.tokens)
+        block = layout.block_tokens
+        skip = (begin - self.start) // block - column * layout.blocks
+        count = -(-(end - self.start) // block) - (begin - self.start) // block
+        found: Streams = {}
+        for region in layout.regions:
+            stream = region.stream
+            raw = self.pool.read(region, self.table[:, column:last])[:, :, skip : skip + count]
+            dtype = getattr(torch, stream.dtype)
+            if DTYPE_NBYTES[stream.dtype] > 1:
+                raw = raw.contiguous()
+            found[stream.name] = raw.view(dtype).unflatten(-1, stream.block_shape)
+        return found
+
+    def drop_before(self, token: int) -> None:
+        """Forget tokens before `token`, and give back pages that hold none of the rest."""
+        self.first = max(self.first, min(token, self.end))
+        page = self.pool.layout.tokens
+        count = self.table.shape[1] if self.first == self.end else (self.first - self.start) // page
+        if count:
+            self.pool.release(self.table[:, :count])
+            self.table = self.table[:, count:].copy()
+            self.start += count * page
+        if not self.table.shape[1]:
+            self._restart(self.first)
+
+    def drop_from(self, token: int) -> None:
+        """Forget tokens from `token` on."""
+        self.end = min(self.end, max(token, self.first))
+        page = self.pool.layout.tokens
+        kept = -(-(self.end - self.start) // page) if self.end > self.first else 0
+        if kept < self.table.shape[1]:
+            self.pool.release(self.table[:, kept:])
+            self.table = self.table[:, :kept].copy()
+        if not kept:
+            self._restart(self.end)
+
+    def begin_at(self, token: int) -> None:
+        """Say which token comes next; only where nothing is held."""
+        assert not self.table.shape[1], "tokens follow each other"
+        self._restart(token)
+
+    def select(self, rows: Sequence[int]) -> PagedRows:
+        """The same tokens of some rows, in this order, sharing their pages."""
+        chosen = PagedRows(self.pool, len(rows), self.start, self.first)
+        chosen.end = self.end
+        chosen.table = self.table[np.asarray(rows, np.int64)]
+        self.pool.retain(chosen.table)
+        return chosen
+
+    def held_blocks(self) -> dict[int, int]:
+        """Blocks that are filled with tokens still held, by page number; a page that rows share stands once."""
+        layout = self.pool.layout
+        held: dict[int, int] = {}
+        for column in range(self.table.shape[1]):
+            begin = self.start + column * layout.tokens
+            low, high = max(begin, self.first), min(begin + layout.tokens, self.end)
+            blocks = -(-(high - begin) // layout.block_tokens) - (low - begin) // layout.block_tokens
+            held.update({int(page): blocks for page in np.unique(self.table[:, column])})
+        return held
+
+    def raw(self) -> Tensor:
+        """Bytes of the held pages, a copy `[rows, pages, page_nbytes]`."""
+        return self.pool.raw(self.table.ravel()).unflatten(0, self.table.shape)
+
+    def _restart(self, token: int) -> None:
+        """No page is held: the next one begins at a page bound, counted as before."""
+        page = self.pool.layout.tokens
+        self.start += (token - self.start) // page * page
+        self.first = self.end = token
+
+    def _own_last_page(self) -> None:
+        """A copy of the last page for each row that shares it; of rows that share one, one may keep it."""
+        last = self.table[:, -1]
+        shared = self.pool.references(last) > 1
+        if not shared.any():
+            return
+        for row in np.flatnonzero(shared):
+            page = self.table[row : row + 1, -1].copy()
+            if self.pool.references(page)[0] > 1:
+                self.table[row, -1] = self.pool.copy(page)[0]
+                self.pool.release(page)

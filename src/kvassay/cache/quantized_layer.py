@@ -1,0 +1,378 @@
+"""QuantizedLayer: keys and values of one layer behind transformers' cache layer interface.
+
+What a query sees. A call with one token appends it and reads the store as it then is, so a token that left the recent
+window is read from its codes. A call with several tokens (prefill, or a chunk) reads older tokens as they stand in the
+store before the call and the chunk's own tokens exactly, which is what engines do that run a prompt in one piece.
+
+Rows of the batch. Rows that were padded alike stand in one cohort, whose sequences have equal length and share all
+arithmetic; a padded row's first tokens are not stored, so its pages, sinks and blocks are those of the row run alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.side_store import OnClip, SideStore
+from kvassay.core.geometry import LayerGeometry
+from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
+from kvassay.errors import CacheStateError, GeometryError
+from kvassay.formats import Calibration
+
+SideCalibration = tuple[Calibration | None, Calibration | None]
+"""Static arrays of keys and of values of one head group."""
+LayerCalibration = tuple[SideCalibration, ...]
+"""One entry a head group of the layer, in the order of `head_groups`."""
+
+
+class StoredHeads(NamedTuple):
+    """KV heads that are stored alike: usually all of a layer."""
+
+    heads: tuple[int, ...]
+    keys: SideStore
+    values: SideStore
+
+    def select(self, rows: Sequence[int]) -> StoredHeads:
+        return StoredHeads(self.heads, self.keys.select(rows), self.values.select(rows))
+
+
+class Cohort(NamedTuple):
+    """Rows of the batch that are stored together."""
+
+    rows: tuple[int, ...]
+    """Their places in the batch."""
+    padding: int
+    """Leading columns of the batch that are not theirs."""
+    stored_heads: tuple[StoredHeads, ...]
+
+    @property
+    def stores(self) -> Iterator[SideStore]:
+        for group in self.stored_heads:
+            yield from (group.keys, group.values)
+
+    def tokens(self, columns: int) -> int:
+        """Length of these rows' own sequences once the batch is `columns` wide."""
+        return max(0, columns - self.padding)
+
+
+class QuantizedLayer(CacheLayerMixin):
+    """Keys and values of one layer. `columns` of the batch were appended, padding included."""
+
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(
+        self,
+        kv_format: KVFormat,
+        index: int,
+        geometry: LayerGeometry,
+        calibration: LayerCalibration,
+        on_clip: OnClip,
+        key_transform: KeyTransform | None = None,
+        left_padding: Sequence[int] | None = None,
+    ) -> None:
+        self.columns = 0  # transformers' initialiser sets `keys`, which read it
+        super().__init__()
+        self.geometry = geometry
+        self.is_sliding = geometry.sliding_window is not None
+        self.record_past = False
+        self._format = kv_format
+        self._index = index
+        self._groups = head_groups(kv_format, index, geometry)
+        self._calibration = calibration
+        self._key_transform = key_transform
+        self._on_clip: OnClip = on_clip
+        self._left_padding = None if left_padding is None else tuple(left_padding)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, padding of the rows excepted."""
+        self.columns = 0
+        self._dtype = torch.float32
+        self.cohorts: tuple[Cohort, ...] = ()
+        self.is_initialized = False
+
+    @property
+    def keys(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Held keys as the next query would read them, decoded anew each time; None before the first token."""
+        return self._held("keys")
+
+    @keys.setter
+    def keys(self, value: None) -> None:
+        assert value is None, "transformers sets None when it makes a layer"
+
+    @property
+    def values(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Held values, as `keys`."""
+        return self._held("values")
+
+    @values.setter
+    def values(self, value: None) -> None:
+        assert value is None, "transformers sets None when it makes a layer"
+
+    @property
+    def batch_size(self) -> int:
+        """Rows; −1 before the first token."""
+        return sum(len(cohort.rows) for cohort in self.cohorts) or -1
+
+    @property
+    def stores(self) -> Iterator[SideStore]:
+        for cohort in self.cohorts:
+            yield from cohort.stores
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self._check_states(key_states, value_states)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Append `[batch, kv_heads, tokens, dim]` and return what this call's queries read."""
+        self._check_states(key_states, value_states)
+        # A cache holds numbers, not a graph: a training step that needs gradients through keys keeps its own.
+        key_states, value_states = key_states.detach(), value_states.detach()
+        num_new = key_states.shape[2]
+        cohorts = self.cohorts or self._first_cohorts(key_states.shape[0])
+        # All that can fail comes before the first commit, so that an error leaves the whole layer as it was.
+        changes = [
+            [(store, store.prepare(states)) for store, states in self._shares(cohort, key_states, value_states)]
+            for cohort in cohorts
+        ]
+        _, offset = self.get_mask_sizes(num_new)
+        read_after = num_new == 1
+        seen = None if read_after else self._old_and_new(cohorts, key_states, value_states, offset)
+        for prepared in changes:
+            for store, change in prepared:
+                store.commit(change)
+        self.cohorts, self.is_initialized, self._dtype = cohorts, True, key_states.dtype
+        self.columns += num_new
+        if seen is None:
+            seen = (
+                self._read(cohorts, "keys", key_states.dtype, offset, self.columns),
+                self._read(cohorts, "values", value_states.dtype, offset, self.columns),
+            )
+        return seen
+
+    def get_seq_length(self) -> int:
+        return self.columns
+
+    def get_max_length(self) -> int:
+        return -1 if self.geometry.sliding_window is None else self.geometry.sliding_window
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length of what the next `update` returns, and the position of its first token."""
+        window = self.geometry.sliding_window
+        offset = 0 if window is None else max(0, self.columns - window + 1)
+        return self.columns + query_length - offset, offset
+
+    def activate_past_recording(self) -> None:
+        """Keep exact copies until the next crop, which then leaves no trace of what it removes."""
+        self.record_past = True
+        for store in self.stores:
+            store.recording = True
+
+    def require_croppable(self, columns: int) -> None:
+        """Raise CacheStateError where `crop` to so many columns cannot be done."""
+        for cohort in self.cohorts:
+            for store in cohort.stores:
+                if not store.may_crop_to(cohort.tokens(columns)):
+                    raise CacheStateError(
+                        f"layer {self._index} sees {self.geometry.sliding_window} tokens and holds them from "
+                        f"{store.first_token} on, so it cannot be cropped to {columns}; call "
+                        "activate_past_recording() before tokens that may be taken back"
+                    )
+
+    def crop(self, tokens_to_remove: int) -> int:
+        """Remove the last `-tokens_to_remove` tokens; returns how many were removed."""
+        removed = min(-tokens_to_remove, self.columns)
+        self.require_croppable(self.columns - removed)
+        self.columns -= removed
+        for cohort in self.cohorts:
+            for store in cohort.stores:
+                store.crop(cohort.tokens(self.columns))
+        return removed
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows that `indices` names (numbers, or one boolean a row), in its order; a row may come twice."""
+        if self.cohorts:
+            self.cohorts = _select(self.cohorts, row_numbers(indices, self.batch_size))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times; the copies share its pages until they differ."""
+        if self.cohorts:
+            self.cohorts = _select(self.cohorts, [row for row in range(self.batch_size) for _ in range(repeats)])
+
+    def take_rows(self, other: QuantizedLayer) -> None:
+        """Add the rows of `other` behind these. The shorter of the two is padded on the left."""
+        columns = max(self.columns, other.columns)
+        first = max(0, self.batch_size)
+        mine = (one._replace(padding=one.padding + columns - self.columns) for one in self.cohorts)
+        theirs = (
+            one._replace(rows=tuple(first + row for row in one.rows), padding=one.padding + columns - other.columns)
+            for one in _select(other.cohorts, range(max(0, other.batch_size)))
+        )
+        self.cohorts = (*mine, *theirs)
+        self.columns = columns
+        self.is_initialized = bool(self.cohorts)
+
+    def trim_padding(self, columns: int) -> None:
+        """Forget leading columns that are padding in every row."""
+        assert all(cohort.padding >= columns for cohort in self.cohorts), "the cache checks all layers first"
+        self.cohorts = tuple(one._replace(padding=one.padding - columns) for one in self.cohorts)
+        self.columns -= columns
+
+    def share_with(self, other: QuantizedLayer) -> None:
+        """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes."""
+        other.columns, other.is_initialized, other.record_past = self.columns, self.is_initialized, self.record_past
+        other._left_padding, other._dtype = self._left_padding, self._dtype
+        other.cohorts = _select(self.cohorts, range(self.batch_size)) if self.cohorts else ()
+
+    def offload(self) -> None:
+        raise CacheStateError(
+            "QuantizedCache does not move between devices layer by layer; it keeps packed codes where they are made"
+        )
+
+    def _held(self, side: str) -> Tensor | None:
+        if not self.columns:
+            return None
+        _, offset = self.get_mask_sizes(0)
+        return self._read(self.cohorts, side, self._dtype, offset, self.columns)
+
+    def _first_cohorts(self, rows: int) -> tuple[Cohort, ...]:
+        padding = self._left_padding or (0,) * rows
+        by_padding: dict[int, list[int]] = {}
+        for row, count in enumerate(padding):
+            by_padding.setdefault(count, []).append(row)
+        return tuple(
+            Cohort(
+                tuple(members),
+                count,
+                tuple(
+                    StoredHeads(group.heads, self._store(group, "keys", keys), self._store(group, "values", values))
+                    for group, (keys, values) in zip(self._groups, self._calibration, strict=True)
+                ),
+            )
+            for count, members in by_padding.items()
+        )
+
+    def _store(self, group: HeadGroup, side: str, calibration: Calibration | None) -> SideStore:
+        transform = self._key_transform if side == "keys" else None
+        some = "" if len(self._groups) == 1 else f", heads {', '.join(map(str, group.heads))}"
+        store = SideStore(
+            group.keys if side == "keys" else group.values,
+            len(group.heads),
+            self.geometry.head_dim if side == "keys" else self.geometry.value_dim,
+            self._format.exact_dtype,
+            calibration=calibration,
+            key_transform=None if transform is None else transform.for_heads(group.heads),
+            on_clip=self._on_clip,
+            name=f"{side} of layer {self._index}{some}",
+        )
+        store.recording = self.record_past
+        return store
+
+    def _check_states(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Raise GeometryError unless both sides are floats of the config's shape and of the rows that are stored."""
+        for what, states, dim in (
+            ("keys", key_states, self.geometry.head_dim),
+            ("values", value_states, self.geometry.value_dim),
+        ):
+            if states.ndim != 4 or not states.is_floating_point():
+                raise GeometryError(
+                    f"{what} of layer {self._index} are {states.dtype} of shape {tuple(states.shape)}; expected floats "
+                    "[batch, kv_heads, tokens, head_dim]"
+                )
+            expected = (self.geometry.kv_heads, dim)
+            found = (states.shape[1], states.shape[3])
+            if found != expected:
+                raise GeometryError(
+                    f"{what} of layer {self._index} have (kv_heads, head_dim) = {found}, the config says {expected}; "
+                    "pass keys before they are repeated to query heads"
+                )
+        given = None if self._left_padding is None else len(self._left_padding)
+        rows = self.batch_size if self.cohorts else given or key_states.shape[0]
+        found_rows = {key_states.shape[0], value_states.shape[0]}
+        if found_rows != {rows} or key_states.shape[2] != value_states.shape[2]:
+            raise GeometryError(
+                f"layer {self._index} got keys of (batch, tokens) {(key_states.shape[0], key_states.shape[2])} and "
+                f"values of {(value_states.shape[0], value_states.shape[2])}; expected {rows} rows and equal lengths"
+            )
+
+    def _shares(self, cohort: Cohort, keys: Tensor, values: Tensor) -> Iterator[tuple[SideStore, Tensor]]:
+        """Stores of a cohort and what each gets of new keys and values."""
+        skip = max(0, cohort.padding - self.columns)
+        if skip >= keys.shape[2]:
+            return
+        whole = len(cohort.rows) == keys.shape[0]
+        for group in cohort.stored_heads:
+            for store, states in ((group.keys, keys), (group.values, values)):
+                own = states if whole else states[list(cohort.rows)]
+                if len(group.heads) < states.shape[1]:
+                    own = own[:, list(group.heads)]
+                yield store, own[:, :, skip:]
+
+    def _old_and_new(
+        self, cohorts: tuple[Cohort, ...], keys: Tensor, values: Tensor, offset: int
+    ) -> tuple[Tensor, Tensor]:
+        if not self.columns:
+            return keys, values
+        old_keys = self._read(cohorts, "keys", keys.dtype, offset, self.columns)
+        old_values = self._read(cohorts, "values", values.dtype, offset, self.columns)
+        return torch.cat((old_keys, keys), dim=2), torch.cat((old_values, values), dim=2)
+
+    def _read(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+        """Columns `begin` to `end - 1` of all rows; padding is zero."""
+        if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and begin >= cohorts[0].padding:
+            padding = cohorts[0].padding
+            store: SideStore = getattr(cohorts[0].stored_heads[0], side)
+            if cohorts[0].rows == tuple(range(len(cohorts[0].rows))):
+                return store.read(dtype, begin - padding, end - padding)
+        dim = self.geometry.head_dim if side == "keys" else self.geometry.value_dim
+        rows = sum(len(cohort.rows) for cohort in cohorts)
+        device = next(iter(cohorts[0].stores)).device
+        seen = torch.zeros((rows, self.geometry.kv_heads, end - begin, dim), dtype=dtype, device=device)
+        for cohort in cohorts:
+            low, high = max(begin, cohort.padding), end
+            if low >= high:
+                continue
+            for group in cohort.stored_heads:
+                part = getattr(group, side).read(dtype, low - cohort.padding, high - cohort.padding)
+                members = torch.tensor(cohort.rows, device=device)[:, None]
+                heads = torch.tensor(group.heads, device=device)[None]
+                seen[:, :, low - begin :][members, heads] = part
+        return seen
+
+
+def row_numbers(indices: Tensor | Sequence[int] | Sequence[bool], batch: int) -> list[int]:
+    """Row numbers of an index as tensors take it: numbers (negative ones from the end), or one boolean a row."""
+    chosen = torch.as_tensor(indices)
+    if chosen.dtype == torch.bool:
+        if chosen.shape != (batch,):
+            raise CacheStateError(f"a mask of {tuple(chosen.shape)} rows selects from {batch}; give one value a row")
+        chosen = chosen.nonzero().flatten()
+    rows = [int(row) for row in chosen.flatten().tolist()]
+    if wrong := [row for row in rows if not -batch <= row < batch]:
+        raise CacheStateError(f"row {wrong[0]} was asked for; the cache has rows 0 to {batch - 1}")
+    return [row % batch for row in rows]
+
+
+def _select(cohorts: Sequence[Cohort], rows: Sequence[int]) -> tuple[Cohort, ...]:
+    """Cohorts of the batch whose row i is the old row `rows[i]`."""
+    found: list[Cohort] = []
+    for cohort in cohorts:
+        place = {row: index for index, row in enumerate(cohort.rows)}
+        new_rows = tuple(index for index, row in enumerate(rows) if row in place)
+        if new_rows:
+            members = [place[rows[index]] for index in new_rows]
+            found.append(
+                cohort._replace(
+                    rows=new_rows, stored_heads=tuple(group.select(members) for group in cohort.stored_heads)
+                )
+            )
+    return tuple(found)

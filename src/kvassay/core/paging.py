@@ -1,0 +1,161 @@
+"""Pages of the cache's store: how large one is, and how many a sequence takes. No torch.
+
+A page holds some consecutive tokens of one side of one layer of one sequence, for all KV heads of a head group:
+
+    [tile of head 0][tile of head 1]...[shared arrays]      tile: [codes][scales][minimums]..., each on a 64-byte bound
+
+so its bytes depend on its tokens, their keys or values and the format, and on nothing else. A side has up to three
+kinds: coded pages, tail pages (full precision, tokens that wait or that the window protects) and one page of sinks.
+The store allocates and the ledger predicts from what is written here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvassay.core.kv_format import SidePlan
+from kvassay.core.layout import streams
+from kvassay.core.methods import Stream
+from kvassay.core.spec import FloatDtype, QuantSpec, exact_spec
+
+PAGE_TOKENS = 64
+"""Tokens of a coded page, rounded up to whole blocks of the spec."""
+
+TAIL_PAGE_TOKENS = 16
+"""Tokens of a tail page: small, since a fork copies the last one and the window slides through them."""
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
+
+TABLE_ENTRY_NBYTES = 4
+"""A block table holds one page number a page of a sequence."""
+
+PAGE_RECORD_NBYTES = 12
+"""Beside each page: its reference count, its slab and its place in the slab."""
+
+
+class Region(NamedTuple):
+    """Where one stored array lies in a page."""
+
+    stream: Stream
+    offset: int
+    """Bytes from the begin of the tile; for a shared array, from the begin of the page."""
+    shared: bool
+    """True for an array that serves all heads."""
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of one block of one head."""
+        return self.stream.block_nbytes // self.stream.heads
+
+
+class PageLayout(NamedTuple):
+    """A page, byte by byte."""
+
+    tokens: int
+    block_tokens: int
+    kv_heads: int
+    regions: tuple[Region, ...]
+    tile_nbytes: int
+    """One head's part."""
+    nbytes: int
+
+    @property
+    def blocks(self) -> int:
+        return self.tokens // self.block_tokens
+
+
+def page_layout(spec: QuantSpec, kv_heads: int, dim: int, tokens: int | None = None) -> PageLayout:
+    """The page of a spec; `tokens` of it, or PAGE_TOKENS rounded up to whole blocks.
+
+    Raises GeometryError where the spec cannot serve `dim`.
+    """
+    page = page_tokens(spec) if tokens is None else tokens
+    blocks = page // spec.tokens_per_block
+    regions: list[Region] = []
+    tile = 0
+    arrays = streams(spec, kv_heads, dim)
+    for stream in arrays:
+        if stream.heads == kv_heads:
+            region = Region(stream, tile, shared=False)
+            tile = _aligned(tile + blocks * region.block_nbytes)
+            regions.append(region)
+    end = kv_heads * tile
+    for stream in arrays:
+        if stream.heads != kv_heads:
+            region = Region(stream, end, shared=True)
+            end = _aligned(end + blocks * region.block_nbytes)
+            regions.append(region)
+    return PageLayout(page, spec.tokens_per_block, kv_heads, tuple(regions), tile, end)
+
+
+def exact_page_layout(dtype: FloatDtype, kv_heads: int, dim: int, tokens: int) -> PageLayout:
+    """The page of sinks or of the tail."""
+    return page_layout(exact_spec(dtype), kv_heads, dim, tokens)
+
+
+def page_tokens(spec: QuantSpec) -> int:
+    """Tokens of one coded page: PAGE_TOKENS, rounded up to whole blocks of the spec."""
+    block = spec.tokens_per_block
+    return -(-PAGE_TOKENS // block) * block
+
+
+class SidePages(NamedTuple):
+    """What one sequence of `tokens` tokens, appended and never cropped, holds on one side."""
+
+    sink_tokens: int
+    tail_tokens: int
+    stored_tokens: int
+    """Tokens read from codes."""
+    tail_pages_used: int
+    coded_pages_used: int
+    tail_pages: int
+    """Allocated, which may be one more than used."""
+    coded_pages: int
+
+
+def side_pages(plan: SidePlan, tokens: int) -> SidePages:
+    """Pages and tokens of a side.
+
+    Pages that the window or a sliding layer has left behind are used again, so what is allocated grows with the length
+    up to a bound and then stays. That makes it a function of the length, however the tokens came.
+    """
+    page = page_tokens(plan.spec)
+    sinks = min(tokens, plan.sinks)
+    committed, dropped = plan.committed_tokens(tokens), plan.dropped_tokens(tokens)
+    after_sinks = tokens - sinks
+    coded_used = -(-committed // page) - dropped // page if committed > dropped else 0
+    tail = after_sinks - committed
+    tail_used = -(-after_sinks // TAIL_PAGE_TOKENS) - committed // TAIL_PAGE_TOKENS if tail else 0
+    return SidePages(
+        sink_tokens=sinks,
+        tail_tokens=tail,
+        stored_tokens=committed - dropped,
+        tail_pages_used=tail_used,
+        coded_pages_used=coded_used,
+        tail_pages=tail_capacity(plan, after_sinks),
+        coded_pages=coded_capacity(plan, committed),
+    )
+
+
+def tail_capacity(plan: SidePlan, after_sinks: int) -> int:
+    """Tail pages that a sequence with `after_sinks` tokens after its sinks keeps allocated."""
+    longest = plan.recent + plan.spec.tokens_per_block - 1
+    if longest == 0:
+        return 0
+    # Tokens from one page bound to the next but `longest`: a range of that length meets at most one page more.
+    return min(-(-after_sinks // TAIL_PAGE_TOKENS), -(-longest // TAIL_PAGE_TOKENS) + 1)
+
+
+def coded_capacity(plan: SidePlan, committed: int) -> int:
+    """Coded pages that a sequence with `committed` coded tokens keeps allocated."""
+    page = page_tokens(plan.spec)
+    pages = -(-committed // page)
+    if plan.sliding_window is None:
+        return pages
+    longest = max(0, plan.sliding_window - plan.recent + plan.spec.tokens_per_block)
+    return min(pages, -(-longest // page) + 1)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
