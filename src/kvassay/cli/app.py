@@ -15,6 +15,7 @@ from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
 from kvassay.cli.formats import formats
 from kvassay.cli.report import report
+from kvassay.cli.scales import scales
 from kvassay.cli.verify import verify
 from kvassay.errors import UsageError
 
@@ -29,6 +30,7 @@ app.command(assess)
 app.command(bytes_command, name="bytes")
 app.command(formats)
 app.command(doctor)
+app.command(scales)
 app.command(verify)
 app.command(report)
 app.command(experiment)

@@ -112,7 +112,7 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
     for index, layer in enumerate(geometry.layers):
         skipped = kv_format.skips(index)
         for group in head_groups(kv_format, index, layer):
-            heads = len(group.heads)
+            heads = group.num_heads
             keys.update(_side_nbytes(group.keys, heads, layer.head_dim, tokens, batch, kv_format, skipped))
             values.update(_side_nbytes(group.values, heads, layer.value_dim, tokens, batch, kv_format, skipped))
         visible = min(tokens, layer.sliding_window or tokens)
