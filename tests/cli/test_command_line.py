@@ -57,7 +57,9 @@ def test_importing_the_package_and_asking_for_help_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("command", ["assess", "bytes", "formats", "doctor", "verify", "report", "experiment"])
+@pytest.mark.parametrize(
+    "command", ["assess", "bytes", "capacity", "formats", "doctor", "verify", "report", "experiment"]
+)
 def test_every_command_explains_itself(command, capsys) -> None:
     assert run([command, "--help"]) == 0
     assert "--json" in capsys.readouterr().out or command == "experiment"
