@@ -59,7 +59,7 @@ class Measured(BaseModel):
     prefill_s: float
     """With memory recorded, so not a speed."""
     decode_transient_nbytes: int
-    """Recorded peak of one whole decode step of the model, beyond what it keeps."""
+    """Recorded peak of one whole decode step of the model, over what was alive when it began."""
     decode_resident_high_water_nbytes: int
     """Over all timed steps."""
     resident_after_nbytes: int
@@ -73,7 +73,7 @@ class Measured(BaseModel):
 
 @torch.inference_mode()
 def measure(task: Task) -> Measured:
-    """Load, fill, decode `task.tokens` timed steps, and one more whose memory is recorded."""
+    """Load, fill, decode `task.tokens` timed steps, and two more whose memory is recorded."""
     arm = parse_arm(task.arm)
     loaded = load_model(task.model)
     model = loaded.model.to(arm.model_dtype)
@@ -103,6 +103,8 @@ def measure(task: Task) -> Measured:
         step_s.append(time.perf_counter() - began)
     after = resident_memory()
     with watch_memory() as watch:
+        last = _step(model, cache, last)  # so that the release of its copies is seen in the next
+        watch.count_from_here()
         last = _step(model, cache, last)
     return Measured(
         arm=task.arm,
@@ -112,7 +114,7 @@ def measure(task: Task) -> Measured:
         prefill_peak_nbytes=peak,
         prefill_resident_high_water_nbytes=prefill_high_water,
         prefill_s=prefill_s,
-        decode_transient_nbytes=watch.peak.transient_nbytes,
+        decode_transient_nbytes=watch.peak.peak_nbytes,
         decode_resident_high_water_nbytes=after.high_water_nbytes - before,
         resident_after_nbytes=after.now_nbytes - before,
         step_s=step_s,

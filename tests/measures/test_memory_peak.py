@@ -59,6 +59,28 @@ def test_memory_from_before_the_block_is_neither_counted_nor_set_off() -> None:
     assert second.peak == (100, 0, 100, 100, 1)
 
 
+def test_b60_what_an_earlier_step_allocated_is_set_off_when_a_later_one_frees_it() -> None:
+    """A cache that copies itself to grow: a step keeps its growth, and has old and new copy alive at once."""
+    cache = [torch.empty(10_000 + 100 * step, dtype=torch.uint8) for step in range(4)][:1]
+
+    def step() -> None:
+        grown = torch.empty(cache[0].numel() + 100, dtype=torch.uint8)
+        cache[0] = grown
+
+    with watch_memory() as watch:
+        step()
+        watch.count_from_here()
+        step()
+        step()
+    assert watch.peak == (10_300 + 100, 200, 10_200 + 10_300, 10_300, 2)
+    with watch_memory() as watch:
+        block = torch.empty(500, dtype=torch.uint8)
+        watch.count_from_here()
+        del block
+        torch.empty(50, dtype=torch.uint8)
+    assert watch.peak == (0, -500, 50, 50, 1)
+
+
 def test_b60_temporaries_inside_operators_are_seen() -> None:
     """`x.double() + y` needs the converted x, and a broadcast softmax over a view its own copy."""
     x = torch.zeros(10_000, dtype=torch.float32)

@@ -7,6 +7,7 @@ request from standard input and writes lines of JSON: progress, then one result 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -163,7 +164,8 @@ def _fill(request: FillRequest) -> FillResult:
     cache = synthetic_cache(request.geometry, request.kv_format)
     before = resident_memory()
     is_of_fill = reset_high_water()
-    began = reported = time.monotonic()
+    began = time.monotonic()
+    reported = -math.inf
 
     def advance(done: int, of: int) -> None:
         nonlocal reported

@@ -7,7 +7,8 @@ attention allocate some), which a `TorchDispatchMode` that watches the results o
 Error. Sizes are those that were asked of the allocator, to the byte; its rounding to 64 bytes is left out. Tensors of
 the block's own scalars count (4 to 16 bytes each). Not seen: memory that no tensor of torch owns (numpy, Python
 objects, mapped files, scratch of oneDNN and BLAS), other threads, and other devices (torch.cuda.max_memory_allocated
-counts those). Freeing what was allocated before the block is not set off against the peak.
+counts those). Freeing what was allocated before the block is not seen, so it is not set off against the peak: a cache
+that copies itself seems to keep a whole copy. Run one step first and `count_from_here()`: then its release is seen.
 
 A block that was allocated before and is freed inside makes torch write a line of warning to stderr; a process started
 with TORCH_CPP_LOG_LEVEL=ERROR writes none.
@@ -38,7 +39,7 @@ class MemoryPeak(NamedTuple):
     peak_nbytes: int
     """Most bytes alive at once."""
     kept_nbytes: int
-    """Bytes still alive at the end."""
+    """Bytes still alive at the end; negative after `count_from_here` where more was freed than allocated."""
     total_nbytes: int
     """All bytes allocated, one after the other."""
     largest_nbytes: int
@@ -57,6 +58,11 @@ class MemoryWatch:
     def __init__(self) -> None:
         self._peak: MemoryPeak | None = None
 
+    def count_from_here(self) -> None:
+        """Take what is alive now as zero. What the block allocated so far and frees later counts as negative."""
+        with profiler.record_function(_MARK):
+            pass
+
     @property
     def peak(self) -> MemoryPeak:
         if self._peak is None:
@@ -64,6 +70,7 @@ class MemoryWatch:
         return self._peak
 
 
+_MARK = "kvassay: count memory from here"
 _watching = False
 
 
@@ -110,7 +117,10 @@ def _peak(record: profiler.profile) -> MemoryPeak:
     """
     alive: dict[int, int] = {}
     now = peak = total = largest = allocations = 0
-    for event in sorted(_allocations(record), key=lambda event: event.start_time_ns):
+    for event in sorted(_events(record), key=lambda event: event.start_time_ns):
+        if event.name == _MARK:
+            now = peak = total = largest = allocations = 0
+            continue
         block: Any = event.typed[1]
         if block.alloc_size < 0:
             now -= alive.pop(block.ptr, 0)
@@ -123,11 +133,12 @@ def _peak(record: profiler.profile) -> MemoryPeak:
     return MemoryPeak(peak, now, total, largest, allocations)
 
 
-def _allocations(record: profiler.profile) -> Iterator[Any]:
+def _events(record: profiler.profile) -> Iterator[Any]:
     results: Any = record.kineto_results
     waiting = list(results.experimental_event_tree())
     while waiting:
         event = waiting.pop()
         waiting.extend(event.children)
-        if event.typed[0] == _EventType.Allocation and event.typed[1].device.type == "cpu":
+        is_allocation = event.typed[0] == _EventType.Allocation and event.typed[1].device.type == "cpu"
+        if is_allocation or event.name == _MARK:
             yield event
