@@ -10,6 +10,7 @@ import cyclopts
 import kvassay
 from kvassay.cli.assess import assess
 from kvassay.cli.bytes import bytes_command
+from kvassay.cli.capacity import capacity_command
 from kvassay.cli.doctor import doctor
 from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
@@ -28,6 +29,7 @@ app = cyclopts.App(
 )
 app.command(assess)
 app.command(bytes_command, name="bytes")
+app.command(capacity_command, name="capacity")
 app.command(formats)
 app.command(doctor)
 app.command(scales)
