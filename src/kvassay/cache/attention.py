@@ -1,8 +1,9 @@
 """How models read a QuantizedCache: two entries of transformers' registry of attention functions.
 
-`sdpa` (what most models use) passes everything on to transformers' own function, except packed views of a QuantizedCache,
-which it reads tile by tile. `kvassay` does the same and also serves what sdpa refuses, soft-capped scores and learned
-sinks: `model.set_attn_implementation("kvassay")` for Gemma 2 and GPT-OSS. Models that use neither get decoded tensors.
+`sdpa` (what most models use) passes everything on to transformers' own function, except packed views of a
+QuantizedCache, which it reads tile by tile. `kvassay` does the same and also serves what sdpa refuses, soft-capped
+scores and learned sinks: `model.set_attn_implementation("kvassay")` for Gemma 2 and GPT-OSS. Models that use neither
+get decoded tensors.
 """
 
 from __future__ import annotations
@@ -77,9 +78,7 @@ def _is_packed(key: Tensor, value: Tensor) -> bool:
 
 def _scoring(query: Tensor, kwargs: dict[str, Any]) -> Scoring:
     scaling = kwargs.get("scaling")
-    return Scoring(
-        query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("softcap"), kwargs.get("s_aux")
-    )
+    return Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("softcap"), kwargs.get("s_aux"))
 
 
 def _attend(
@@ -114,5 +113,6 @@ def _plain(
         scores = torch.cat((scores, sinks), dim=-1)
     weights = torch.softmax(scores.float() if scores.dtype != torch.float64 else scores, dim=-1)
     weights = weights[..., : key.shape[2]].to(query.dtype)
-    out = (nn.functional.dropout(weights, kwargs.get("dropout", 0.0), module.training) @ value[:, :, None]).flatten(1, 2)
+    weights = nn.functional.dropout(weights, kwargs.get("dropout", 0.0), module.training)
+    out = (weights @ value[:, :, None]).flatten(1, 2)
     return out.transpose(1, 2).contiguous(), None

@@ -1,11 +1,11 @@
 """PackedView: what `update` hands to a model instead of decoded keys or values.
 
-Attention that knows it (`attention`) reads the pages tile by tile and never holds a decoded layer. To everything else it
-is a tensor: the first operation on it decodes what it stands for, once.
+Attention that knows it (`attention`) reads the pages tile by tile and never holds a decoded layer. To everything else
+it is a tensor: the first operation on it decodes what it stands for, once.
 
-A call of several tokens reads older tokens as they stood before the call, and the call's own tokens exactly. So what the
-call appends is worked out at once, and enters the pages when nobody can ask for the older state any more: when both views
-are gone or decoded, or before the next change of the layer.
+A call of several tokens reads older tokens as they stood before the call, and the call's own tokens exactly. So what
+the call appends is worked out at once, and enters the pages when nobody can ask for the older state any more: when both
+views are gone or decoded, or before the next change of the layer.
 """
 
 from __future__ import annotations

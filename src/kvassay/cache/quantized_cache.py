@@ -58,8 +58,10 @@ class QuantizedCache(Cache):
         self.kv_format = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
         self.geometry = geometry_from_config(config.to_dict())
         check_serves(self.kv_format, self.geometry)
-        self._calibration, self._on_clip, self._key_transforms = calibration, on_clip, key_transforms
-        self._config, self._attention = config, attention
+        self._calibration, self._key_transforms = calibration, key_transforms
+        self._on_clip: OnClip = on_clip
+        self._config = config
+        self._attention: AttentionChoice = attention
         padding = None if left_padding is None else [int(count) for count in left_padding]
         if padding is not None and (not padding or min(padding) < 0):
             raise GeometryError(f"left_padding is {padding}; expected one count of columns, from 0, for each row")

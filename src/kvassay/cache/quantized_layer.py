@@ -276,7 +276,7 @@ class QuantizedLayer(CacheLayerMixin):
         )
 
     def _held(self, side: str) -> Tensor | None:
-        if not self.columns:
+        if not self._cohorts:
             return None
         _, offset = self.get_mask_sizes(0)
         return self.read_columns(self.cohorts, side, self._dtype, offset, self.columns)
@@ -363,11 +363,9 @@ class QuantizedLayer(CacheLayerMixin):
             states[list(cohort.rows), :, : cohort.padding - first_column] = 0
         return states
 
-    def read_columns(
-        self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int
-    ) -> Tensor:
+    def read_columns(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         """Columns `begin` to `end - 1` of all rows; padding is zero."""
-        if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and begin >= cohorts[0].padding:
+        if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and cohorts[0].padding <= begin < end:
             padding = cohorts[0].padding
             store: SideStore = getattr(cohorts[0].stored_heads[0], side)
             if cohorts[0].rows == tuple(range(len(cohorts[0].rows))):

@@ -30,7 +30,7 @@ class Scoring(NamedTuple):
     scaling: float
     softcap: float | None = None
     """Scores become softcap · tanh(score / softcap)."""
-    sinks: Float[Tensor, "query_heads"] | None = None
+    sinks: Float[Tensor, " query_heads"] | None = None
     """Learned scores of a token without a value (GPT-OSS), which take part in the softmax."""
 
 

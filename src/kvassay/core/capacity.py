@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
-from kvassay.core.ledger import ByteLedger, page_tokens, predict_ledger
+from kvassay.core.ledger import ByteLedger, predict_ledger
+from kvassay.core.paging import page_tokens
 from kvassay.errors import GeometryError
 
 MOST_TOKENS = 1_000_000_000
