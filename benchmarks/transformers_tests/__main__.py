@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--record", type=Path, required=True, help="folder for logs, logits and verdicts")
     parser.add_argument("--models", nargs="+", default=MODELS, help="folders of tests/models")
     parser.add_argument("--runs", nargs="+", choices=[run.name for run in RUNS], default=[run.name for run in RUNS])
-    parser.add_argument("--keep-plain", action="store_true", help="take plain runs that --record holds already")
+    parser.add_argument("--keep", action="store_true", help="take runs that --record holds already")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     given = parser.parse_args()
 
@@ -88,17 +88,18 @@ def main() -> int:
 
     plain = {run.plain: Run(run.plain, "", run.dtype, 0.0) for run in runs}
     for run in [*plain.values(), *runs]:
-        if not run.kv_format and given.keep_plain and read_tests(given.record / run.name):
+        if given.keep and read_tests(given.record / run.name):
             continue
         print(f"{run.name}: {run_tests(run, tests, given.record, given.models):.0f} s", flush=True)
 
     before = {name: read_tests(given.record / name) for name in plain}
+    after = {run.name: read_tests(given.record / run.name) for run in runs}
     outcomes = {}
     for test in sorted({test for lines in before.values() for test in lines}):
         cells = {}
         for run in runs:
-            seen = read_tests(given.record / run.name).get(test) if run.name not in cells else None
             if test in before[run.plain]:
+                seen = after[run.name].get(test)
                 cells[run.name] = judge(test, run, before[run.plain][test], seen, given.record)
         outcomes[test] = cells
     left_out = json.loads((given.record / runs[0].name / "left_out.json").read_text())
