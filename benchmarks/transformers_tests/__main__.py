@@ -53,7 +53,16 @@ def run_tests(run: Run, tests: Path, record: Path, models: list[str]) -> float:
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    options = ["-p", "benchmarks.transformers_tests.plugin", "-p", "no:cacheprovider", "-q", "-W", "ignore", "--tb=short"]
+    options = [
+        "-p",
+        "benchmarks.transformers_tests.plugin",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-W",
+        "ignore",
+        "--tb=short",
+    ]
     start = time.monotonic()
     with (folder / "output.txt").open("w") as output:
         subprocess.run(

@@ -29,7 +29,14 @@ LEFT_OUT = (
 )
 """Mixins that test neither caches nor generation: replaced by empty classes, so that their imports do not matter."""
 
-_COPIED = ("tests/*.py", "tests/generation/*.py", "tests/utils/*.py", "utils/test_module/*.py", "conftest.py", "src/transformers/testing_utils.py")
+_COPIED = (
+    "tests/*.py",
+    "tests/generation/*.py",
+    "tests/utils/*.py",
+    "utils/test_module/*.py",
+    "conftest.py",
+    "src/transformers/testing_utils.py",
+)
 _RENAMED = ("past_key_values", "cache")
 
 

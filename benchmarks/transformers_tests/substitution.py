@@ -2,9 +2,10 @@
 
 Every substitution there is:
 
-1. `DynamicCache` in `transformers.cache_utils`, and in every module that imported it before, becomes `SubstitutedCache`.
-   Called with a config it returns a `kvassay.cache.QuantizedCache`, itself unchanged, for that config. That includes the
-   caches that `generate` makes for an assistant model. `isinstance(x, DynamicCache)` is true of a QuantizedCache.
+1. `DynamicCache` in `transformers.cache_utils`, and in every module that imported it before, becomes
+   `SubstitutedCache`. Called with a config it returns a `kvassay.cache.QuantizedCache`, itself unchanged, for that
+   config. That includes the caches that `generate` makes for an assistant model. `isinstance(x, DynamicCache)` is true
+   of a QuantizedCache.
 2. `DynamicCache()` without a config, `DynamicCache(data)` and `DynamicCache(config, offloading=True)` stay what they
    were, since a QuantizedCache needs to know the heads and is not offloaded; so does a config that kvassay refuses.
    Each is counted with its reason, and a test in which no QuantizedCache was made counts as not run.

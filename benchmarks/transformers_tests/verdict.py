@@ -116,6 +116,7 @@ def _why_plain_fails(message: str) -> str:
 
 def _short(message: str) -> str:
     line = re.sub(r"\s+", " ", re.sub(r"^Skipped: ", "", message)).strip()
+    line = re.sub(r"\b\w+For(CausalLM|ConditionalGeneration)\b", "the model", line)
     return line if len(line) <= 160 else line[:157] + "..."
 
 
