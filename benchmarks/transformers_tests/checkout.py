@@ -42,9 +42,9 @@ _RENAMED = ("past_key_values", "cache")
 
 def needs_renaming(folder: Path) -> bool:
     """Whether the tests say `past_key_values` where the installed transformers says `cache`."""
-    from transformers import GenerationMixin
+    from transformers import LlamaForCausalLM
 
-    says_cache = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    says_cache = "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
     text = (folder / "tests" / "generation" / "test_utils.py").read_text()
     return says_cache and re.search(r"\.past_key_values\b", text) is not None
 

@@ -107,8 +107,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
     (RECORD / "left_out.json").write_text(json.dumps(left_out))
     if FORMAT:
-        for module in {item.module for item in items if isinstance(item, pytest.Function)}:
-            substitution.substitute_layer_classes(module)
+        for name in {item.module.__name__ for item in items if isinstance(item, pytest.Function) and item.module}:
+            substitution.substitute_layer_classes(sys.modules[name])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,9 +9,7 @@ Every substitution there is:
 2. `DynamicCache()` without a config, `DynamicCache(data)` and `DynamicCache(config, offloading=True)` stay what they
    were, since a QuantizedCache needs to know the heads and is not offloaded; so does a config that kvassay refuses.
    Each is counted with its reason, and a test in which no QuantizedCache was made counts as not run.
-3. `QuantizedLayer.keys` and `.values`, which transformers' checks read, become read-only views of what a query would
-   see, if the layer offers none.
-4. The list of layer classes that the cropping tests of `test_cache_utils.py` go through becomes a full and a sliding
+3. The list of layer classes that the cropping tests of `test_cache_utils.py` go through becomes a full and a sliding
    layer of a QuantizedCache.
 """
 
@@ -26,7 +24,6 @@ from transformers import LlamaConfig, cache_utils
 from transformers.cache_utils import DynamicCache
 
 from kvassay.cache import QuantizedCache
-from kvassay.cache.quantized_cache import QuantizedLayer
 from kvassay.errors import KvassayError
 
 made: Counter[str] = Counter()
@@ -76,26 +73,6 @@ def install(kv_format: str) -> None:
         if name.startswith(("transformers", "tests")) and vars(module).get("DynamicCache") is DynamicCache:
             module.__dict__["DynamicCache"] = SubstitutedCache
     cache_utils.DynamicCache = SubstitutedCache  # pyright: ignore[reportAttributeAccessIssue]
-    for side in ("keys", "values"):
-        if not hasattr(QuantizedLayer, side):
-            setattr(QuantizedLayer, side, property(_reader(side), _ignore))
-
-
-def _ignore(layer: QuantizedLayer, value: object) -> None:
-    """The base class sets both to None when it is made."""
-
-
-def _reader(side: str) -> Any:
-    def read(layer: QuantizedLayer) -> Any:
-        if not hasattr(layer, "stored_heads") or not layer.stored_heads[0].keys.batch:
-            return None
-        stores = [getattr(group, side) for group in layer.stored_heads]
-        _, offset = layer.get_mask_sizes(1)
-        first = stores[0].first_token if getattr(layer, "record_past", False) else offset
-        parts = [store.read()[:, :, first - store.first_token :] for store in stores]
-        return layer._all_heads(parts)
-
-    return read
 
 
 def layer_classes() -> list[Any]:
@@ -119,6 +96,6 @@ def layer_classes() -> list[Any]:
 
 
 def substitute_layer_classes(module: ModuleType) -> None:
-    """Substitution 4, in a loaded test module."""
+    """Substitution 3, in a loaded test module."""
     if hasattr(module, "ALL_DYNAMIC_LAYERS"):
         module.__dict__["ALL_DYNAMIC_LAYERS"] = layer_classes()

@@ -127,6 +127,12 @@ def test_each_way_to_fail_is_told_from_what_does_not_apply(run, plain, seen, log
     assert outcome.why or verdict is Verdict.PASSED
 
 
+def test_a_lossy_format_that_is_held_to_stored_bits_does_not_apply(tmp_path: Path) -> None:
+    seen = line("failed", "AssertionError: tensor(False) is not true")
+    assert judge(TEST, INT4, line(), seen, tmp_path).verdict is Verdict.NOT_APPLICABLE
+    assert judge(TEST, EXACT, line(), seen, tmp_path).verdict is Verdict.FAILED
+
+
 def test_the_table_shows_failures_and_every_test_left_out() -> None:
     failed = Outcome(Verdict.FAILED, "no crop", 0.0, 3)
     absent = Outcome(Verdict.NOT_APPLICABLE, "needs a model from the hub", 0.0, 0)
