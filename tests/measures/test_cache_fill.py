@@ -74,13 +74,12 @@ def test_formats_that_need_a_models_weights_are_refused_with_what_to_run_instead
         synthetic_cache(geometry(None), parse_format("int4-g64,keybias=removed"))
 
 
-def request(name: str, batch: int, budget_nbytes: int, context: int = 100, fullest: int = 100) -> FillRequest:
+def request(name: str, batch: int, budget_nbytes: int, context: int = 100) -> FillRequest:
     return FillRequest(
         geometry=geometry(None, 30),
         kv_format=parse_format(name),
         batch=batch,
         context=context,
-        fullest_tokens=fullest,
         holds=Holds.CACHE,
         weights_nbytes=None,
         budget_nbytes=budget_nbytes,
@@ -89,14 +88,13 @@ def request(name: str, batch: int, budget_nbytes: int, context: int = 100, fulle
 
 @pytest.mark.slow
 def test_r31_a_fresh_process_tells_at_the_byte_whether_a_batch_fits() -> None:
-    asked = request("kivi-2,recent=0", 5, 1, fullest=95)
-    fullest = predict_ledger(asked.geometry, asked.kv_format, 95, 5).persistent_nbytes
-    assert fullest > predict_ledger(asked.geometry, asked.kv_format, 100, 5).persistent_nbytes
+    asked = request("kivi-2,recent=0", 5, 1)
+    full = predict_ledger(asked.geometry, asked.kv_format, 100, 5).persistent_nbytes
     steps = []
-    fits = run_fill(asked.model_copy(update={"budget_nbytes": fullest}), lambda done, of: steps.append((done, of)))
-    misfit = run_fill(asked.model_copy(update={"budget_nbytes": fullest - 1}))
-    assert (fits.fits, fits.tokens, fits.used_nbytes, fits.used_tokens) == (True, 100, fullest, 95)
-    assert (misfit.fits, misfit.tokens) == (False, 95)
+    fits = run_fill(asked.model_copy(update={"budget_nbytes": full}), lambda done, of: steps.append((done, of)))
+    misfit = run_fill(asked.model_copy(update={"budget_nbytes": full - 1}))
+    assert (fits.fits, fits.tokens, fits.used_nbytes, fits.used_tokens) == (True, 100, full, 100)
+    assert (misfit.fits, misfit.tokens) == (False, 100)
     assert steps[-1][0] == steps[-1][1] > 0
     assert fits.agrees
     assert misfit.agrees
@@ -110,10 +108,11 @@ def test_r31_a_fresh_process_tells_at_the_byte_whether_a_batch_fits() -> None:
 @pytest.mark.slow
 def test_r19_resident_memory_grows_by_about_the_cache() -> None:
     """118 MB of whole pages (an untouched end of a page is allocated and not resident); freed arrays are returned."""
-    asked = request("f16", 1800, 2**30, context=64, fullest=64)
+    asked = request("f16", 1800, 2**30, context=64)
     found = run_fill(asked.model_copy(update={"geometry": geometry(None, None)}))
     grown = found.resident_after_nbytes - found.resident_before_nbytes
-    assert found.persistent_nbytes == 1800 * 64 * 2 * 2 * 2 * 64 * 2
+    paging = 1800 * 2 * 2 * 16  # a page of each row, layer and side
+    assert found.persistent_nbytes == 1800 * 64 * 2 * 2 * 2 * 64 * 2 + paging
     assert 0.9 * found.persistent_nbytes < grown < 1.5 * found.persistent_nbytes + 16 * 2**20
     assert found.resident_high_water_nbytes >= found.resident_after_nbytes
 

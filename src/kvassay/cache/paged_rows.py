@@ -29,16 +29,37 @@ class PagedRows:
         """Number of the token in the first place of the first page."""
         self.first = start if first is None else first
         self.end = self.first
-        self.table: PageIds = np.zeros((rows, 0), np.int32)
+        self.columns_to_keep = 0
+        """Columns that the block table has room for; the owner says how many it will come to need."""
+        self._columns: PageIds = np.zeros((rows, 0), np.int32)
+        self._used = 0
 
     def __del__(self) -> None:
         # A cache that is no longer used gives its pages back to those that share the pool.
-        if self.table.size and not sys.is_finalizing():
+        if self._used and not sys.is_finalizing():
             self.pool.release(self.table)
 
     @property
+    def table(self) -> PageIds:
+        """Pages of each row in the order of tokens, `[rows, pages]`."""
+        return self._columns[:, : self._used]
+
+    @table.setter
+    def table(self, table: PageIds) -> None:
+        room = max(table.shape[1], self.columns_to_keep)
+        columns = np.zeros((table.shape[0], room), np.int32)
+        columns[:, : table.shape[1]] = table
+        self._columns = columns
+        self._used = table.shape[1]
+
+    def make_room(self) -> None:
+        """Give the block table its `columns_to_keep`."""
+        if self._columns.shape[1] < self.columns_to_keep:
+            self.table = self.table
+
+    @property
     def rows(self) -> int:
-        return self.table.shape[0]
+        return self._columns.shape[0]
 
     @property
     def tokens(self) -> int:
@@ -46,7 +67,7 @@ class PagedRows:
 
     @property
     def table_nbytes(self) -> int:
-        return self.table.size * TABLE_ENTRY_NBYTES
+        return self._columns.size * TABLE_ENTRY_NBYTES
 
     @property
     def ends_on_block(self) -> bool:
@@ -132,7 +153,7 @@ class PagedRows:
     def select(self, rows: Sequence[int]) -> PagedRows:
         """The same tokens of some rows, in this order, sharing their pages."""
         chosen = PagedRows(self.pool, len(rows), self.start, self.first)
-        chosen.end = self.end
+        chosen.end, chosen.columns_to_keep = self.end, self.columns_to_keep
         chosen.table = self.table[np.asarray(rows, np.int64)]
         self.pool.retain(chosen.table)
         return chosen

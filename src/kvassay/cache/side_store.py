@@ -110,6 +110,7 @@ class SideStore:
         self._tail: PagedRows | None = None
         self._sinks: PagedRows | None = None
         self._coded_pool: PagePool | None = None
+        self._coded_columns = 0
 
     @property
     def batch(self) -> int:
@@ -181,16 +182,23 @@ class SideStore:
         """Take what `prepare` made. Nothing here can fail, so several stores change together."""
         assert self._tail is not None, "prepare makes the parts"
         assert self._sinks is not None, "prepare makes the parts"
+        self._tail.make_room()
         if change.new_sinks.shape[2]:
             self._sinks.append(_float_streams(change.new_sinks))
         self._drop_coded(change.dropped)
         self._tail.drop_before(change.kept_from)
         if change.encoded:
             run = self._open_run(change.first_encoded)
+            run.columns_to_keep = self._coded_columns if len(self._runs) == 1 else 0
             for piece in change.encoded:
                 run.append(piece.streams)
                 self.clipped_values += piece.clipped_values
             self.encoded_values += (change.coded - change.first_encoded) * self._rows * self.kv_heads * self.dim
+        if not self._runs and self._coded_columns:
+            # All coded tokens left a sliding layer at once; its block table is there for the next ones.
+            run = self._open_run(change.coded)
+            run.columns_to_keep = self._coded_columns
+            run.make_room()
         new_tail = change.new_tail.shape[2]
         if new_tail:
             if not self._tail.tokens:
@@ -326,11 +334,19 @@ class SideStore:
     def _drop_coded(self, dropped: int) -> None:
         for run in self._runs:
             run.drop_before(dropped)
-        self._runs = [run for run in self._runs if run.tokens]
+        # One that lost all its tokens goes on where the next ones come, if pages still begin at the same bounds.
+        page = self.coded_layout.tokens
+        in_step = [run for run in self._runs if run.start % page == 0][:1]
+        self._runs = [run for run in self._runs if run.tokens] or in_step
 
     def _open_run(self, first: int) -> PagedRows:
         """The run that takes a block whose first token is `first`."""
         assert self._coded_pool is not None, "prepare makes the parts"
+        if self._runs and not self._runs[-1].tokens:
+            if first % self.plan.spec.tokens_per_block == 0:
+                self._runs[-1].begin_at(first)
+                return self._runs[-1]
+            self._runs.clear()
         if self._runs and self._runs[-1].ends_on_block:
             return self._runs[-1]
         page = self.coded_layout.tokens
@@ -353,8 +369,11 @@ class SideStore:
             self._tail = PagedRows(PagePool(tail, device), rows)
             self._sinks = PagedRows(PagePool(sinks, device), rows)
         assert self._coded_pool is not None, "made with the tail"
-        self._coded_pool.ensure(rows * coded_capacity(self.plan, coded))
-        self._tail.pool.ensure(rows * tail_capacity(self.plan, end))
+        coded_pages, tail_pages = coded_capacity(self.plan, coded), tail_capacity(self.plan, end)
+        self._coded_pool.ensure(rows * coded_pages)
+        self._tail.pool.ensure(rows * tail_pages)
+        self._tail.columns_to_keep = tail_pages
+        self._coded_columns = coded_pages
 
     def _parts(self, dtype: torch.dtype, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
         """(first token, end, values) of pieces that follow each other, each small enough to be worked on at once."""

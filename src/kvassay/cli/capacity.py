@@ -107,7 +107,6 @@ def _run(
                     kv_format=one.kv_format,
                     batch=batch,
                     context=context,
-                    fullest_tokens=one.batch.fullest_tokens,
                     holds=limits.holds,
                     weights_nbytes=limits.weights_nbytes,
                     budget_nbytes=limits.nbytes,

@@ -62,8 +62,7 @@ def print_answers(
     for one in found:
         name, batch = one.kv_format.name, one.batch
         over = batch.next_nbytes - limits.nbytes
-        where = f" at its fullest, {batch.fullest_tokens:,} tokens" if batch.fullest_tokens != context else ""
-        print(f"{name}: batch {batch.next_batch:,} takes {batch.next_nbytes:,} B{where}: {over:,} B too many")
+        print(f"{name}: batch {batch.next_batch:,} takes {batch.next_nbytes:,} B: {over:,} B too many")
         if one.context.limit is Limit.MODEL_CONTEXT:
             print(
                 f"{name}: the model's context of {geometry.max_context:,} tokens ends before the budget, which would "
@@ -152,7 +151,6 @@ def _row(one: Capacity, plain: Capacity, context: int, run: CapacityRun | None) 
         "batch_limit": one.batch.limit.value,
         "batch_ratio_to_f16": one.batch.batch / plain.batch.batch if plain.batch.batch else None,
         "used_nbytes": one.batch.used_nbytes,
-        "fullest_tokens": one.batch.fullest_tokens,
         "next_batch": one.batch.next_batch,
         "next_nbytes": one.batch.next_nbytes,
         "largest_context_of_one_row": one.context.tokens,

@@ -7,15 +7,13 @@ phase of blocks and pages only rise with the length, hence the last period of th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
 from kvassay.core.geometry import CacheGeometry
-from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
+from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import ByteLedger, predict_ledger
-from kvassay.core.paging import page_tokens
 from kvassay.errors import GeometryError
 
 MOST_TOKENS = 1_000_000_000
@@ -61,13 +59,11 @@ class LargestBatch(NamedTuple):
 
     batch: int
     limit: Limit
-    fullest_tokens: int
-    """The length, at most `context`, at which a cache that grows to it takes most bytes."""
     used_nbytes: int
-    """Of the budget, at the fullest length; 0 without a row."""
+    """Of the budget; 0 without a row."""
     next_batch: int
     next_nbytes: int
-    """What the next batch would take at its fullest: more than the budget."""
+    """What the next batch would take: more than the budget."""
 
 
 class LargestContext(NamedTuple):
@@ -115,38 +111,28 @@ def check_context(geometry: CacheGeometry, context: int) -> None:
 def largest_batch(
     geometry: CacheGeometry, kv_format: KVFormat, budget: Budget, context: int, batch_step: int = 1
 ) -> LargestBatch:
-    """By doubling and bisection: bytes rise with the batch."""
-    moments = _fullest_moments(_Phases.of(geometry, kv_format), context)
+    """By doubling and bisection: bytes rise with the batch, and never fall while a cache grows (`core.paging`)."""
 
-    def used(batch: int) -> tuple[int, int]:
-        """Bytes and length at the fullest moment."""
-        return max(
-            (budget.used_nbytes(predict_ledger(geometry, kv_format, tokens, batch)), tokens) for tokens in moments
-        )
+    def used(batch: int) -> int:
+        return budget.used_nbytes(predict_ledger(geometry, kv_format, context, batch))
 
-    steps = _largest(lambda count: used(count * batch_step)[0] <= budget.nbytes)
+    steps = _largest(lambda count: used(count * batch_step) <= budget.nbytes)
     batch = steps * batch_step
-    next_nbytes, fullest = used(batch + batch_step)
-    one_more_fits = batch_step > 1 and used(batch + 1)[0] <= budget.nbytes
+    one_more_fits = batch_step > 1 and used(batch + 1) <= budget.nbytes
     return LargestBatch(
         batch=batch,
         limit=Limit.BATCH_STEP if one_more_fits else Limit.BUDGET,
-        fullest_tokens=used(batch)[1] if batch else fullest,
-        used_nbytes=used(batch)[0] if batch else 0,
+        used_nbytes=used(batch) if batch else 0,
         next_batch=batch + batch_step,
-        next_nbytes=next_nbytes,
+        next_nbytes=used(batch + batch_step),
     )
 
 
 def largest_context(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget) -> LargestContext:
     """Longest context of one row, at most the model's own."""
-    phases = _Phases.of(geometry, kv_format)
 
     def fits(tokens: int) -> bool:
-        return all(
-            budget.used_nbytes(predict_ledger(geometry, kv_format, moment)) <= budget.nbytes
-            for moment in _fullest_moments(phases, tokens)
-        )
+        return budget.used_nbytes(predict_ledger(geometry, kv_format, tokens)) <= budget.nbytes
 
     by_bytes = _largest(fits, MOST_TOKENS)
     if geometry.max_context is not None and by_bytes >= geometry.max_context:
@@ -165,40 +151,3 @@ def _largest(fits: Callable[[int], bool], end: int | None = None) -> int:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
     return good
-
-
-class _Phases(NamedTuple):
-    """What makes bytes fall now and then while a cache grows."""
-
-    period: int
-    """Tokens after which blocks and pages of all sides are in phase again."""
-    plans: tuple[SidePlan, ...]
-    """Those that pack several tokens at once."""
-
-    @staticmethod
-    def of(geometry: CacheGeometry, kv_format: KVFormat) -> _Phases:
-        plans = {
-            plan
-            for index, layer in enumerate(geometry.layers)
-            for group in head_groups(kv_format, index, layer)
-            for plan in (group.keys, group.values)
-        }
-        period = math.lcm(*(page_tokens(plan.spec) for plan in plans))
-        return _Phases(period, tuple(plan for plan in plans if plan.spec.tokens_per_block > 1))
-
-
-def _fullest_moments(phases: _Phases, tokens: int) -> list[int]:
-    """Lengths of the last period up to `tokens` where bytes can be at their most: the end, and before each packing."""
-    start = max(1, tokens - phases.period + 1)
-    return [
-        length
-        for length in range(start, tokens + 1)
-        if length == tokens or any(_packs_next(plan, length) for plan in phases.plans)
-    ]
-
-
-def _packs_next(plan: SidePlan, tokens: int) -> bool:
-    """True if the next token completes a block, or makes a sliding window drop one."""
-    return plan.committed_tokens(tokens + 1) > plan.committed_tokens(tokens) or plan.dropped_tokens(
-        tokens + 1
-    ) > plan.dropped_tokens(tokens)

@@ -155,10 +155,10 @@ def _side_nbytes(
         nbytes[Owner.SKIPPED_LAYERS if skipped else region.stream.owner] += part
         filled += part
     allocated = batch * pages.coded_pages * coded.nbytes
-    records = batch * pages.coded_pages * PAGE_RECORD_NBYTES + batch * pages.coded_pages_used * TABLE_ENTRY_NBYTES
-    for tokens_held, used, kept, page, owner in (
-        (pages.tail_tokens, pages.tail_pages_used, pages.tail_pages, TAIL_PAGE_TOKENS, Owner.WINDOW),
-        (pages.sink_tokens, bool(pages.sink_tokens), bool(pages.sink_tokens), plan.sinks, Owner.SINKS),
+    all_pages = batch * pages.coded_pages
+    for tokens_held, kept, page, owner in (
+        (pages.tail_tokens, pages.tail_pages, TAIL_PAGE_TOKENS, Owner.WINDOW),
+        (pages.sink_tokens, bool(pages.sink_tokens), plan.sinks, Owner.SINKS),
     ):
         if not kept:
             continue
@@ -167,7 +167,7 @@ def _side_nbytes(
         nbytes[owner] += part
         filled += part
         allocated += batch * kept * layout.nbytes
-        records += batch * (kept * PAGE_RECORD_NBYTES + used * TABLE_ENTRY_NBYTES)
+        all_pages += batch * kept
     nbytes[Owner.PADDING] += allocated - filled
-    nbytes[Owner.BLOCK_TABLE] += records
+    nbytes[Owner.BLOCK_TABLE] += all_pages * (PAGE_RECORD_NBYTES + TABLE_ENTRY_NBYTES)
     return {owner: count for owner, count in nbytes.items() if count}

@@ -107,10 +107,8 @@ class SidePages(NamedTuple):
     tail_tokens: int
     stored_tokens: int
     """Tokens read from codes."""
-    tail_pages_used: int
-    coded_pages_used: int
     tail_pages: int
-    """Allocated, which may be one more than used."""
+    """Allocated, which may be one more than holds tokens."""
     coded_pages: int
 
 
@@ -120,19 +118,13 @@ def side_pages(plan: SidePlan, tokens: int) -> SidePages:
     Pages that the window or a sliding layer has left behind are used again, so what is allocated grows with the length
     up to a bound and then stays. That makes it a function of the length, however the tokens came.
     """
-    page = page_tokens(plan.spec)
     sinks = min(tokens, plan.sinks)
-    committed, dropped = plan.committed_tokens(tokens), plan.dropped_tokens(tokens)
+    committed = plan.committed_tokens(tokens)
     after_sinks = tokens - sinks
-    coded_used = -(-committed // page) - dropped // page if committed > dropped else 0
-    tail = after_sinks - committed
-    tail_used = -(-after_sinks // TAIL_PAGE_TOKENS) - committed // TAIL_PAGE_TOKENS if tail else 0
     return SidePages(
         sink_tokens=sinks,
-        tail_tokens=tail,
-        stored_tokens=committed - dropped,
-        tail_pages_used=tail_used,
-        coded_pages_used=coded_used,
+        tail_tokens=after_sinks - committed,
+        stored_tokens=committed - plan.dropped_tokens(tokens),
         tail_pages=tail_capacity(plan, after_sinks),
         coded_pages=coded_capacity(plan, committed),
     )

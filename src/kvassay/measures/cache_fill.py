@@ -7,7 +7,7 @@ context is a decode step of its own, whose transient memory is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -112,7 +112,7 @@ def fill(
     cache: QuantizedCache,
     batch: int,
     context: int,
-    stops: list[int],
+    stops: Sequence[int] = (),
     advance: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[Filled]:
     """Append `context` tokens to each of `batch` rows; yields at every chunk's end. The reader may stop at any.

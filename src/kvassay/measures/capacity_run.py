@@ -45,7 +45,6 @@ class FillRequest(BaseModel):
     kv_format: KVFormat
     batch: int
     context: int
-    fullest_tokens: int
     holds: Holds
     weights_nbytes: int | None
     budget_nbytes: int
@@ -175,7 +174,7 @@ def _fill(request: FillRequest) -> FillResult:
 
     used = used_tokens = 0
     filled = None
-    for filled in fill(cache, request.batch, request.context, [request.fullest_tokens], advance):
+    for filled in fill(cache, request.batch, request.context, advance=advance):
         now = budget.used_nbytes(filled.ledger)
         if now > used:
             used, used_tokens = now, filled.tokens
