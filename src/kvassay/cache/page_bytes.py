@@ -23,9 +23,8 @@ FilledBlocks = NDArray[np.bool_]
 """`[pages, blocks]`: True where a block of a page holds tokens that someone still reads."""
 
 
-def filled_blocks(parts: Sequence[PagedRows], pages: PageIds) -> FilledBlocks:
-    """Which blocks of `pages` hold tokens of `parts`, all of one pool; a shared page holds what any of them reads."""
-    pool = parts[0].pool
+def filled_blocks(pool: PagePool, pages: PageIds, parts: Sequence[PagedRows]) -> FilledBlocks:
+    """Which blocks of `pages` hold tokens of `parts`, which lie in `pool`; a shared page holds what any of them reads."""
     place = np.full(int(pages.max(initial=-1)) + 1, -1, np.int64)
     place[pages] = np.arange(len(pages))
     filled = np.zeros((len(pages), pool.layout.blocks), bool)

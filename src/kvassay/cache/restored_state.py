@@ -263,7 +263,7 @@ def _named(layer: int, cohort: int, place: int) -> Callable[[str], str]:
 def _check_pages(pool: PagePool, parts: list[PagedRows], name: str) -> None:
     """Raise SavedCacheError where pages hold more than tokens, or floats that no cache stores."""
     pages: PageIds = np.arange(pool.num_pages, dtype=np.int32)
-    filled = filled_blocks(parts, pages)
+    filled = filled_blocks(pool, pages, parts)
     for chunk, clean in zip(page_chunks(pool, pages), written_bytes(pool, pages, filled), strict=True):
         raw: Tensor = pool.raw(pages[chunk])
         if not torch.equal(raw, clean):

@@ -108,7 +108,7 @@ class _NumberedPool:
     def array(self, name: str) -> ArrayToSave:
         pages = np.fromiter(self._numbers, np.int32, len(self._numbers))
         stored = StoredArray(name, "uint8", (len(pages), self.pool.layout.nbytes))
-        filled = filled_blocks(self._rows, pages)
+        filled = filled_blocks(self.pool, pages, self._rows)
         return ArrayToSave(stored, lambda: map(_raw, written_bytes(self.pool, pages, filled)))
 
 
