@@ -38,7 +38,9 @@ def take_apart(path: Path) -> TakenApart:
     arrays = {}
     for name, entry in table.items():
         low, high = entry["data_offsets"]
-        arrays[name] = np.frombuffer(raw[begin + low : begin + high], NUMPY[entry["dtype"]]).reshape(entry["shape"]).copy()
+        arrays[name] = (
+            np.frombuffer(raw[begin + low : begin + high], NUMPY[entry["dtype"]]).reshape(entry["shape"]).copy()
+        )
     return TakenApart(header, arrays, table)
 
 

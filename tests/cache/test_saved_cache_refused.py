@@ -102,15 +102,16 @@ def changed(value: Any) -> list[Any]:
         case bool():
             return [not value, None, int(value)]
         case int():
-            return [value + 1, value - 1, -1, 1 << 39, 1 << 70, float(value), str(value), None]
+            return [value + 1, value - 1, -1, 1 << 39, (1 << 53) - 1, value + 0.5, str(value), None]
         case str():
             return [value[::-1], value + "x", "", "0" * 64, 7, None]
         case _:
             return [0, 1, "x", [], {}]
 
 
-def every_change(header: dict[str, Any]) -> Iterator[tuple[tuple, Any]]:
-    for path in leaves(header):
+def every_change(header: dict[str, Any]) -> Iterator[tuple]:
+    """Change one leaf of the header after the other, in place; gives the leaf's path."""
+    for path in list(leaves(header)):
         place = header
         for key in path[:-1]:
             place = place[key]
@@ -118,7 +119,7 @@ def every_change(header: dict[str, Any]) -> Iterator[tuple[tuple, Any]]:
         for new in changed(old):
             if type(new) is not type(old) or new != old:
                 place[path[-1]] = new
-                yield path, new
+                yield path
         place[path[-1]] = old
 
 
@@ -126,9 +127,7 @@ def test_a_header_that_was_changed_is_refused_whatever_the_field(file, tmp_path)
     parts = take_apart(file)
     parts.keeps_hashes = True
     path, count = tmp_path / "changed", 0
-    for field, new in every_change(parts.header):
-        if isinstance(new, int) and abs(new) > 1 << 53:
-            continue  # no canonical JSON has such a number
+    for _ in every_change(parts.header):
         put_together(parts, path)
         with pytest.raises(SavedCacheError, match=f"{path}: "):
             QuantizedCache.load(path, small_config())
@@ -137,12 +136,13 @@ def test_a_header_that_was_changed_is_refused_whatever_the_field(file, tmp_path)
 
 
 def test_a_header_that_was_forged_gives_an_error_or_a_cache_that_works(file, tmp_path) -> None:
-    """With digests made anew a change may be legitimate (a count, a policy); then the cache reads and goes on."""
+    """With digests made anew a change may be possible (a count, a policy, a token more of zeros): then all goes on."""
+    # What a forger can do he could also do by forging tokens; a hash shows damage, not who wrote the file.
     parts = take_apart(file)
     path, taken = tmp_path / "forged", set()
-    for field, new in every_change(parts.header):
-        if field == ("digest",) or (isinstance(new, int) and abs(new) > 1 << 53):
-            continue
+    for field in every_change(parts.header):
+        if field == ("digest",) or field[0] == "arrays":
+            continue  # made anew
         put_together(parts, path)
         try:
             cache = QuantizedCache.load(path, small_config())
@@ -163,6 +163,10 @@ def test_a_header_that_was_forged_gives_an_error_or_a_cache_that_works(file, tmp
         "dtype",
         "dropped",
         "padding",
+        "columns",
+        "start",
+        "first",
+        "tail_first",
     }, taken
 
 
@@ -259,15 +263,19 @@ def _wide_shape(parts: TakenApart) -> None:
 
 STORE = ("layers", 0, "cohorts", 0, "stores", 0)
 EDITS: dict[str, tuple[Callable[[TakenApart], None], str]] = {
-    "a page number too high": (_in_array("run0", (0, 0), 99), r"run0\.table names page 99; pool 0 has 4 pages"),
+    "a page number too high": (_in_array("run0", (0, 0), 99), r"run0\.table names page 99; pool 0 has 2 pages"),
     "a negative page number": (_in_array("run0", (0, 0), -1), r"names page -1; pool 0"),
-    "pages not in order": (_in_array("tail", (slice(None), slice(None)), [[1, 0], [2, 3]]), "in their order"),
-    "one page at two places": (_in_array("run0", (0, 1), 0), "(two places|in their order|of which tables name)"),
-    "a page that no table names": (_orphan_page, r"pool 0 has 5 pages, of which tables name 4"),
+    "pages not in order": (_in_array("tail", (slice(None), 0), [1, 0]), "in their order"),
+    "one page at two places": (_in_array("run0", (0, 1), 0, 1), "(two places|in their order)"),
+    "one page for two columns": (_in_array("run0", slice(None), [[0, 0], [1, 2]], 1), "for two places of a sequence"),
+    "a page that no table names": (_orphan_page, r"pool 0 has 3 pages, of which tables name 2"),
     "NaN in a sink": (_page_value("sinks", 0, float("nan")), "NaN or infinity in codes"),
     "infinity in a sink of values": (_page_value("sinks", 1, float("inf")), "NaN or infinity in codes"),
     "NaN in scales": (_scale_nan, "(NaN or infinity|no token; such places are zero)"),
-    "bytes in an unwritten place": (_in_array("pages", (-1, -1), 1), "hold no token; such places are zero"),
+    "bytes in an unwritten place": (
+        _in_array("layer0.pool1.pages", (-1, -1), 1),
+        "hold no token; such places are zero",
+    ),
     "an array missing in the container": (_drop("run0", "container"), "the container lacks array"),
     "an array missing in the header": (_drop("run0", "header"), "the header lacks array"),
     "an array missing in both": (_drop("pages", "both"), "the header lacks array"),
@@ -356,11 +364,13 @@ def test_one_page_for_two_rows_is_sharing_and_for_two_places_is_refused(shared_f
     parts = take_apart(shared_file)
     cache = QuantizedCache.load(shared_file, small_config())
     assert cache.batch_size == 4
-    tail = [name for name in parts.arrays if name.endswith("tail.table") and parts.arrays[name].shape[1] > 1]
-    if tail:
-        parts.arrays[tail[0]][0, 1] = parts.arrays[tail[0]][0, 0]
-        put_together(parts, tmp_path / "overlap")
-        refused(tmp_path / "overlap", "two places|in their order|of which tables name")
+    sinks = [store.parts.sinks for store in cache.quantized_layers[0].stores if store.parts is not None]
+    assert all(rows.pool.references(np.arange(rows.pool.num_pages)).tolist() == [4] for rows in sinks)
+    run = next(name for name, array in parts.arrays.items() if "layer1" in name and "run" in name)
+    parts.arrays[run][:] = parts.arrays[run][::-1]
+    put_together(parts, tmp_path / "overlap")
+    with pytest.raises(SavedCacheError, match="in their order|of which tables name"):
+        QuantizedCache.load(tmp_path / "overlap", small_config())
 
 
 PAIRS = [
@@ -471,7 +481,7 @@ def test_a_revision_that_is_asked_for_must_be_that_of_the_file(file, tmp_path) -
     with pytest.raises(SavedCacheError, match="revision 'abc', and 'abd' was asked for"):
         QuantizedCache.load(tmp_path / "named", small_config(), revision="abd")
     assert QuantizedCache.load(tmp_path / "named", small_config(), revision="abc").get_seq_length() == 76
-    with pytest.raises(SavedCacheError, match="header field revision"):
+    with pytest.raises(SavedCacheError, match="empty: header field revision"):
         prompt(TEXT).save(tmp_path / "empty", revision="")
 
 

@@ -136,7 +136,7 @@ def restore(cache: QuantizedCache, saved: OpenFile, device: torch.device) -> Non
     header = saved.header
     if len(header.layers) != len(cache.quantized_layers):
         raise SavedCacheError(
-            f"the file holds {len(header.layers)} layers, the model has {len(cache.quantized_layers)}"
+            f"the header lists {len(header.layers)} layers, its geometry {len(cache.quantized_layers)}: it was changed"
         )
     for index, (layer, kept) in enumerate(zip(cache.quantized_layers, header.layers, strict=True)):
         if static_digests(layer) != kept.static:
@@ -231,9 +231,13 @@ def _header(text: str) -> tuple[SavedHeader, KVFormat, CacheGeometry]:
         geometry = CacheGeometry.model_validate(header.geometry)
         _ = kv_format.name  # the grammar checks methods, bits and options
     except ValidationError as error:
-        first = error.errors()[0]
-        raise SavedCacheError(f"header field {'.'.join(map(str, first['loc']))[:200]}: {first['msg']}") from error
-    if canonical_format(kv_format) != header.format or kv_format.digest != header.format_digest:
+        raise SavedCacheError(_field_error(error)) from error
+    # As JSON, since 0 is not false there.
+    if canonical_json(canonical_format(kv_format)) != canonical_json(header.format):
+        raise SavedCacheError("the header's format is not in canonical form")
+    if canonical_json(geometry.model_dump(mode="json")) != canonical_json(header.geometry):
+        raise SavedCacheError("the header's geometry is not in canonical form")
+    if kv_format.digest != header.format_digest:
         raise SavedCacheError(
             f"format_digest is {header.format_digest[:12]}…, the format's own digest is {kv_format.digest[:12]}…"
         )
@@ -250,11 +254,18 @@ def _naming(path: Path) -> Generator[None]:
     """Errors of the block as SavedCacheErrors that begin with the path."""
     try:
         yield
-    except (KvassayError, ValidationError) as error:
+    except ValidationError as error:
+        raise SavedCacheError(f"{path}: {_field_error(error)}") from error
+    except KvassayError as error:
         message = str(error) if isinstance(error, SavedCacheError | ContainerError) else one_line(error)
         raise SavedCacheError(f"{path}: {message}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise SavedCacheError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _field_error(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"header field {'.'.join(map(str, first['loc']))[:200]}: {first['msg']}"
 
 
 def _listed(padding: tuple[int, ...] | None) -> list[int] | None:

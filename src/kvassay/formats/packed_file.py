@@ -166,7 +166,8 @@ def _header(text: str) -> tuple[PackedHeader, KVFormat]:
         if canonical_json(header.to_json()) != text.encode():
             raise PackedKVError("the packed-KV header is not the canonical JSON of its fields")
         kv_format = KVFormat.model_validate(header.format)
-        if canonical_format(kv_format) != header.format or kv_format.layout_version != header.layout_version:
+        same = canonical_json(canonical_format(kv_format)) == canonical_json(header.format)  # 0 is not false in JSON
+        if not same or kv_format.layout_version != header.layout_version:
             raise PackedKVError("the header's format is not in canonical form")
         _ = kv_format.name  # the grammar checks methods, bits and options
     except ValidationError as error:
