@@ -53,6 +53,10 @@ def refused(path: Path, message: str, **more: Any) -> None:
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(held(cache), before, strict=True))
 
 
+def _require_named(error: KvassayError, path: Path) -> None:
+    assert str(error).startswith(f"{path}: ")
+
+
 @pytest.mark.parametrize("part", range(50))
 def test_a_file_cut_anywhere_is_refused(part, file, tmp_path) -> None:
     raw = file.read_bytes()
@@ -78,7 +82,7 @@ def test_any_flipped_bit_is_found(share, bit, in_header, file) -> None:
     try:
         loaded = QuantizedCache.load(path, small_config())
     except KvassayError as error:
-        assert str(error).startswith(f"{path}: ")
+        _require_named(error, path)
     else:
         # Blanks of the container's own header, and nothing else, may differ without a trace.
         assert in_header
@@ -147,7 +151,7 @@ def test_a_header_that_was_forged_gives_an_error_or_a_cache_that_works(file, tmp
         try:
             cache = QuantizedCache.load(path, small_config())
         except SavedCacheError as error:
-            assert str(error).startswith(f"{path}: ")
+            _require_named(error, path)
             continue
         assert all(torch.isfinite(side).all() for side in held(cache))
         append(cache, 1, 3)
@@ -369,7 +373,7 @@ def test_one_page_for_two_rows_is_sharing_and_for_two_places_is_refused(shared_f
     run = next(name for name, array in parts.arrays.items() if "layer1" in name and "run" in name)
     parts.arrays[run][:] = parts.arrays[run][::-1]
     put_together(parts, tmp_path / "overlap")
-    with pytest.raises(SavedCacheError, match="in their order|of which tables name"):
+    with pytest.raises(SavedCacheError, match=r"in their order|of which tables name"):
         QuantizedCache.load(tmp_path / "overlap", small_config())
 
 
