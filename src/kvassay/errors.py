@@ -70,6 +70,10 @@ class PackError(KvassayError):
     """An evidence pack or output folder that cannot be written, read or trusted."""
 
 
+class CapacityError(KvassayError):
+    """A memory budget that the machine cannot give, or a run at one that did not come to its end."""
+
+
 class MissingExtraError(KvassayError):
     """A command needs packages of an extra that is not installed."""
 

@@ -57,10 +57,12 @@ def test_importing_the_package_and_asking_for_help_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("command", ["assess", "bytes", "formats", "doctor", "verify", "report", "experiment"])
+@pytest.mark.parametrize(
+    "command", ["assess", "bytes", "capacity", "formats", "doctor", "verify", "report", "experiment", "scales"]
+)
 def test_every_command_explains_itself(command, capsys) -> None:
     assert run([command, "--help"]) == 0
-    assert "--json" in capsys.readouterr().out or command == "experiment"
+    assert "--json" in capsys.readouterr().out or command in ("experiment", "scales")
 
 
 def test_bytes_json_equals_the_table(tmp_path, capsys) -> None:

@@ -173,7 +173,8 @@ def test_b08_static_scales_must_be_given_and_must_fit() -> None:
         fmt.encode(k, v)
     other = fmt.calibrate(k[:, :2], v[:, :2])
     with pytest.raises(
-        CalibrationError, match=r"scale is torch.float32 of shape \[2, 1, 1\]; expected float32 of shape"
+        CalibrationError,
+        match=r"scale of the given calibration is torch.float32 \[2, 1, 1\]; expected",
     ):
         fmt.encode(k, v, calibration=other)
     part = fmt.encode(k, v, calibration=fmt.calibrate(k, v))

@@ -1,5 +1,8 @@
 """QuantizedCache: a compressed KV cache for transformers."""
 
+from kvassay.cache.attention import register
 from kvassay.cache.quantized_cache import QuantizedCache
+
+register()
 
 __all__ = ["QuantizedCache"]

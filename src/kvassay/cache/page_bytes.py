@@ -24,7 +24,7 @@ FilledBlocks = NDArray[np.bool_]
 
 
 def filled_blocks(pool: PagePool, pages: PageIds, parts: Sequence[PagedRows]) -> FilledBlocks:
-    """Which blocks of `pages` hold tokens of `parts`, which lie in `pool`; a shared one holds what any of them reads."""
+    """Which blocks of `pages` hold tokens of `parts`, which lie in `pool`; of a shared page, those anyone reads."""
     place = np.full(int(pages.max(initial=-1)) + 1, -1, np.int64)
     place[pages] = np.arange(len(pages))
     filled = np.zeros((len(pages), pool.layout.blocks), bool)

@@ -1,12 +1,13 @@
 """PagedRows: consecutive tokens of some equally long sequences, in pages of one pool.
 
-Tokens have numbers, which the owner gives; pages lie at fixed distances from `start`. Tokens enter by whole blocks at the
-end and leave at either end. A sequence that shares its last page (after a fork, a repeat or a reorder) gets its own copy
-of that page before it writes, so what others read never changes.
+Tokens have numbers, which the owner gives; pages lie at fixed distances from `start`. Tokens enter by whole blocks at
+the end and leave at either end. A sequence that shares its last page (after a fork, a repeat or a reorder) gets its own
+copy of that page before it writes, so what others read never changes.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,7 +41,7 @@ class PagedRows:
 
     def __del__(self) -> None:
         # A cache that is no longer used gives its pages back to those that share the pool.
-        if self.table.size:
+        if self.table.size and not sys.is_finalizing():
             self.pool.release(self.table)
 
     @property

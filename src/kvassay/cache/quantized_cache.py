@@ -11,6 +11,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from kvassay.cache.attention import chosen_path
+from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPath
 from kvassay.cache.cache_identity import require_same_format
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
@@ -38,6 +40,9 @@ class QuantizedCache(Cache):
     padding (`(mask == 0).sum(1)` of an attention mask): they are then not stored, and each row is stored as if it ran
     alone, its own first tokens being its sinks. Without it padding is stored like any token.
 
+    `attention` says how models read it: `tiled` page by page, `decoded` as a decoded layer at a time, `auto` tiled
+    wherever the model's attention can (see `explain`).
+
     Rows and tokens can be taken away, repeated and shared at any time: `crop`, `batch_select_indices`,
     `reorder_cache`, `batch_repeat_interleave`, `fork`, `take_rows`, `trim_padding`, `reset`.
     """
@@ -51,6 +56,7 @@ class QuantizedCache(Cache):
         on_clip: OnClip = "raise",
         key_transforms: Mapping[int, KeyTransform] | None = None,
         left_padding: Sequence[int] | torch.Tensor | None = None,
+        attention: AttentionChoice = "auto",
     ) -> None:
         self.kv_format = _parsed(kv_format)
         self.geometry = geometry_from_config(config.to_dict())
@@ -58,6 +64,7 @@ class QuantizedCache(Cache):
         self._calibration, self._key_transforms = calibration, key_transforms
         self.on_clip: OnClip = on_clip
         self.config = config
+        self._attention: AttentionChoice = attention
         padding = None if left_padding is None else [int(count) for count in left_padding]
         if padding is not None and (not padding or min(padding) < 0):
             raise GeometryError(f"left_padding is {padding}; expected one count of columns, from 0, for each row")
@@ -79,6 +86,7 @@ class QuantizedCache(Cache):
         calibration: Mapping[int, LayerCalibration] | None = None,
         on_clip: OnClip = "raise",
         left_padding: Sequence[int] | torch.Tensor | None = None,
+        attention: AttentionChoice = "auto",
     ) -> QuantizedCache:
         """A cache for a loaded model, with the key transforms that its format needs.
 
@@ -94,12 +102,32 @@ class QuantizedCache(Cache):
             on_clip=on_clip,
             key_transforms=transforms,
             left_padding=left_padding,
+            attention=attention,
         )
 
     @property
     def clipped_values(self) -> int:
         """Finite values that saturated when they were encoded, over all layers."""
         return sum(store.clipped_values for layer in self.quantized_layers for store in layer.stores)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values `[batch, kv_heads, tokens, dim]`; returns what this call's queries read.
+
+        That is decoded when something asks for it, and by attention that knows packed pages never as a whole.
+        """
+        layer = self.quantized_layers[layer_idx]
+        layer.hands_out_views = chosen_path(self.config, self._attention).path is AttentionPath.TILED
+        return layer.update(key_states, value_states, *args, **kwargs)
+
+    def explain(self) -> tuple[LayerPath, ...]:
+        """How attention reads each layer, and why so."""
+        chosen = chosen_path(self.config, self._attention)
+        return tuple(
+            LayerPath(index, layer.path, chosen.path, chosen.reason)
+            for index, layer in enumerate(self.quantized_layers)
+        )
 
     def ledger(self) -> ByteLedger:
         """Bytes of the real storages, by side and owner. Pages that only other caches of a fork hold are theirs."""
@@ -128,8 +156,8 @@ class QuantizedCache(Cache):
         """
         if tokens_to_remove > 0:
             raise ValueError(
-                f"crop({tokens_to_remove}): a positive number was the length to keep in older transformers and is refused "
-                "now; crop(-n) removes the last n tokens"
+                f"crop({tokens_to_remove}): a positive number was the length to keep in older transformers and is "
+                "refused now; crop(-n) removes the last n tokens"
             )
         columns = self.get_seq_length()
         removed = min(-tokens_to_remove, columns)
@@ -216,13 +244,15 @@ class QuantizedCache(Cache):
         on_clip: OnClip | None = None,
         revision: str | None = None,
         device: torch.device | str | None = None,
+        attention: AttentionChoice = "auto",
     ) -> QuantizedCache:
         """The cache that `save` wrote, bit for bit; nothing is computed from tokens.
 
         `model` is the loaded model or its config; a model is needed by formats with key transforms, unless
         `key_transforms` are given. `kv_format`, if given, is the format that is expected. `calibration` must be equal
-        to that of the saved cache. `on_clip` and `device` are the saved cache's and the model's if not given. Raises
-        SavedCacheError, which names the file, for one that is damaged or that belongs to another model or format.
+        to that of the saved cache. `on_clip` and `device` are the saved cache's and the model's if not given;
+        `attention` is not part of the file. Raises SavedCacheError, which names the file, for one that is damaged or
+        that belongs to another model or format.
         """
         given = model if isinstance(model, PreTrainedModel) else None
         config: Any = model if given is None else given.config
@@ -238,6 +268,7 @@ class QuantizedCache(Cache):
                 calibration=calibration,
                 on_clip=on_clip or saved.header.on_clip,
                 key_transforms=key_transforms,
+                attention=attention,
             )
             restore(cache, saved, torch.device(device or ("cpu" if given is None else given.device)))
         return cache
@@ -266,6 +297,7 @@ class QuantizedCache(Cache):
             calibration=self._calibration,
             on_clip=self.on_clip,
             key_transforms=self._key_transforms,
+            attention=self._attention,
         )
 
     def _key_transform(self, index: int, given: Mapping[int, KeyTransform] | None) -> KeyTransform | None:

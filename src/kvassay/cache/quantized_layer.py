@@ -10,6 +10,7 @@ arithmetic; a padded row's first tokens are not stored, so its pages, sinks and 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from kvassay.cache.attention_path import AttentionPath
 from kvassay.cache.key_transform import KeyTransform
-from kvassay.cache.side_store import OnClip, SideStore
+from kvassay.cache.packed_view import NewTokens, SeenTokens
+from kvassay.cache.side_store import Change, OnClip, SideStore
 from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
 from kvassay.errors import CacheStateError, GeometryError
@@ -89,6 +92,13 @@ class QuantizedLayer(CacheLayerMixin):
         left_padding: Sequence[int] | None = None,
     ) -> None:
         self.columns = 0  # transformers' initialiser sets `keys`, which read it
+        self._cohorts: tuple[Cohort, ...] = ()
+        self._pending: list[tuple[SideStore, Change]] = []
+        self._seen: weakref.ref[SeenTokens] | None = None
+        self.hands_out_views = False
+        """True where what reads this layer knows PackedView."""
+        self.path = AttentionPath.NONE
+        """How attention read this layer last."""
         super().__init__()
         self.geometry = geometry
         self.is_sliding = geometry.sliding_window is not None
@@ -104,10 +114,30 @@ class QuantizedLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything, padding of the rows excepted."""
+        self.cohorts = ()
         self.columns = 0
         self._dtype = torch.float32
-        self.cohorts: tuple[Cohort, ...] = ()
         self.is_initialized = False
+
+    @property
+    def cohorts(self) -> tuple[Cohort, ...]:
+        """Rows of the batch by how they are stored, all that was appended included."""
+        self.settle()
+        return self._cohorts
+
+    @cohorts.setter
+    def cohorts(self, cohorts: tuple[Cohort, ...]) -> None:
+        self.settle()
+        self._cohorts = cohorts
+
+    def settle(self) -> None:
+        """Finish the last `update`: decode views of the state before it that somebody still holds, then commit."""
+        seen, self._seen = (None if self._seen is None else self._seen()), None
+        if seen is not None:
+            seen.decode_views()
+        pending, self._pending = self._pending, []
+        for store, change in pending:
+            store.commit(change)
 
     @property
     def keys(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -149,24 +179,31 @@ class QuantizedLayer(CacheLayerMixin):
         num_new = key_states.shape[2]
         cohorts = self.cohorts or self._first_cohorts(key_states.shape[0])
         # All that can fail comes before the first commit, so that an error leaves the whole layer as it was.
-        changes = [
-            [(store, store.prepare(states)) for store, states in self._shares(cohort, key_states, value_states)]
+        pending = [
+            (store, store.prepare(states))
             for cohort in cohorts
+            for store, states in self._shares(cohort, key_states, value_states)
         ]
-        _, offset = self.get_mask_sizes(num_new)
-        read_after = num_new == 1
-        seen = None if read_after else self._old_and_new(cohorts, key_states, value_states, offset)
-        for prepared in changes:
-            for store, change in prepared:
-                store.commit(change)
-        self.cohorts, self.is_initialized, self._dtype = cohorts, True, key_states.dtype
+        _, begin = self.get_mask_sizes(num_new)
+        old_end, first_call = self.columns, not self.columns
+        self._pending, self._cohorts = pending, cohorts
         self.columns += num_new
-        if seen is None:
-            seen = (
-                self._read(cohorts, "keys", key_states.dtype, offset, self.columns),
-                self._read(cohorts, "values", value_states.dtype, offset, self.columns),
-            )
-        return seen
+        self.is_initialized, self._dtype = True, key_states.dtype
+        if num_new == 1 or first_call:
+            self.settle()
+        if num_new > 1:
+            key_states, value_states = (self._without_padding(each, old_end) for each in (key_states, value_states))
+        if first_call and num_new > 1:
+            return key_states, value_states
+        if num_new == 1:
+            seen = SeenTokens(self, cohorts, begin, self.columns, None)
+        else:
+            seen = SeenTokens(self, cohorts, begin, old_end, NewTokens(key_states, value_states))
+        if not self.hands_out_views:
+            self.path = AttentionPath.DECODED
+            return seen.decoded("keys", key_states.dtype), seen.decoded("values", value_states.dtype)
+        self._seen = weakref.ref(seen)
+        return seen.views(self.columns - begin, key_states.dtype, value_states.dtype)
 
     def get_seq_length(self) -> int:
         return self.columns
@@ -271,10 +308,10 @@ class QuantizedLayer(CacheLayerMixin):
         )
 
     def _held(self, side: str) -> Tensor | None:
-        if not self.columns:
+        if not self._cohorts:
             return None
         _, offset = self.get_mask_sizes(0)
-        return self._read(self.cohorts, side, self._dtype, offset, self.columns)
+        return self.read_columns(self.cohorts, side, self._dtype, offset, self.columns)
 
     def _first_cohorts(self, rows: int) -> tuple[Cohort, ...]:
         padding = self._left_padding or (0,) * rows
@@ -339,18 +376,18 @@ class QuantizedLayer(CacheLayerMixin):
                     own = own[:, list(group.heads)]
                 yield store, own[:, :, skip:]
 
-    def _old_and_new(
-        self, cohorts: tuple[Cohort, ...], keys: Tensor, values: Tensor, offset: int
-    ) -> tuple[Tensor, Tensor]:
-        if not self.columns:
-            return keys, values
-        old_keys = self._read(cohorts, "keys", keys.dtype, offset, self.columns)
-        old_values = self._read(cohorts, "values", values.dtype, offset, self.columns)
-        return torch.cat((old_keys, keys), dim=2), torch.cat((old_values, values), dim=2)
+    def _without_padding(self, states: Tensor, first_column: int) -> Tensor:
+        """New states with zeros where a row is padded: what a model computes there may be NaN, and 0 · NaN is NaN."""
+        padded = [cohort for cohort in self._cohorts if cohort.padding > first_column]
+        if padded:
+            states = states.clone()
+        for cohort in padded:
+            states[list(cohort.rows), :, : cohort.padding - first_column] = 0
+        return states
 
-    def _read(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+    def read_columns(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         """Columns `begin` to `end - 1` of all rows; padding is zero."""
-        if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and begin >= cohorts[0].padding:
+        if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and cohorts[0].padding <= begin < end:
             padding = cohorts[0].padding
             store: SideStore = getattr(cohorts[0].stored_heads[0], side)
             if cohorts[0].rows == tuple(range(len(cohorts[0].rows))):

@@ -5,9 +5,9 @@ whose block is not full. Every value is first rounded to the exact dtype, whethe
 codes never depend on how the tokens were chunked. A committed code never changes.
 
 What a crop does. Tokens at the end are forgotten. Coded tokens become exact again as far as exact copies are still
-held: all that `recording` kept since the last crop, so that a rejected draft leaves no trace; without it those that stay
-keep their codes, and the window fills up again from new tokens. A block of several tokens that is cut keeps the codes of
-the rest, and the next block begins behind it.
+held: all that `recording` kept since the last crop, so that a rejected draft leaves no trace. Without it those that
+stay keep their codes, and the window fills up again from new tokens. A block of several tokens that is cut keeps the
+codes of the rest, and the next block begins behind it.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ class SideStore:
             return
         if not self.may_crop_to(tokens):
             raise CacheStateError(
-                f"{self._name}: cropping to {tokens} tokens needs token {max(0, tokens - (self.plan.sliding_window or 0))}, "
-                f"and a sliding layer holds them from {self.first_token} on; call activate_past_recording() first"
+                f"{self._name}: a sliding layer that holds tokens from {self.first_token} on cannot be cropped to "
+                f"{tokens}; call activate_past_recording() first"
             )
         self.tokens = min(self.tokens, tokens)
         left = max(0, self.tokens - self.plan.sinks)

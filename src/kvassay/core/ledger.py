@@ -27,9 +27,9 @@ from kvassay.core.paging import (
 ASSUMPTIONS = (
     "Persistent bytes are those of the arrays that this library's cache allocates: codes, scales, minimums, "
     "full-precision window, sinks and skipped layers, and the unused end of the last page.",
-    "Codes are tightly packed; the alignment of an array within its page is 64 bytes, and no header is stored with a page.",
-    f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by pages of "
-    f"{TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
+    "Codes are tightly packed; the alignment of an array within its page is 64 bytes, and a page has no header.",
+    f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by "
+    f"pages of {TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
     "Object headers, allocator rounding, weights and activations are excluded.",
     "The transient figure is one layer's keys and values as the float32 arrays that a decode step reads, also where "
     "nothing is decoded.",
@@ -112,7 +112,7 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
     for index, layer in enumerate(geometry.layers):
         skipped = kv_format.skips(index)
         for group in head_groups(kv_format, index, layer):
-            heads = len(group.heads)
+            heads = group.num_heads
             keys.update(_side_nbytes(group.keys, heads, layer.head_dim, tokens, batch, kv_format, skipped))
             values.update(_side_nbytes(group.values, heads, layer.value_dim, tokens, batch, kv_format, skipped))
         visible = min(tokens, layer.sliding_window or tokens)

@@ -2,7 +2,7 @@
 
 A page holds some consecutive tokens of one side of one layer of one sequence, for all KV heads of a head group:
 
-    [tile of head 0][tile of head 1]...[shared arrays]      tile: [codes][scales][minimums]..., each from a 64-byte bound
+    [tile of head 0][tile of head 1]...[shared arrays]      tile: [codes][scales][minimums]..., each on a 64-byte bound
 
 so its bytes depend on its tokens, their keys or values and the format, and on nothing else. A side has up to three
 kinds: coded pages, tail pages (full precision, tokens that wait or that the window protects) and one page of sinks.
@@ -11,7 +11,6 @@ The store allocates and the ledger predicts from what is written here.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from kvassay.core.digest import sha256_json
@@ -73,7 +72,6 @@ class PageLayout(NamedTuple):
         return self.tokens // self.block_tokens
 
 
-@lru_cache(maxsize=4096)
 def page_layout(spec: QuantSpec, kv_heads: int, dim: int, tokens: int | None = None) -> PageLayout:
     """The page of a spec; `tokens` of it, or PAGE_TOKENS rounded up to whole blocks.
 
@@ -98,7 +96,6 @@ def page_layout(spec: QuantSpec, kv_heads: int, dim: int, tokens: int | None = N
     return PageLayout(page, spec.tokens_per_block, kv_heads, tuple(regions), tile, end)
 
 
-@lru_cache(maxsize=4096)
 def layout_id(layout: PageLayout) -> str:
     """SHA-256 of everything that says what each byte of a page is: where an array lies, its type and shape, the order.
 

@@ -31,7 +31,8 @@ from kvassay.core.packed_layout import (
     header_digest,
     packed_sides,
 )
-from kvassay.errors import ContainerError, KvassayError, PackedKVError
+from kvassay.errors import CalibrationError, ContainerError, KvassayError, PackedKVError
+from kvassay.formats.calibration import require_calibration
 from kvassay.formats.container import (
     CONTAINER_DTYPES,
     Entry,
@@ -137,6 +138,17 @@ def _read(file: BinaryIO, file_nbytes: int) -> PackedKV:
     declared = [array for side in sides for array in side.arrays]
     _check_arrays(declared, header, entries, file_nbytes - data_begin)
     arrays = {array.name: _array(file, array, header, data_begin + entries[array.name].begin) for array in declared}
+    for side in sides:
+        spec, source = side.plan.spec, header.sides[side.name].scale_source
+        static = {
+            each.removeprefix(side.static_prefix): arrays[each]
+            for each in arrays
+            if each.startswith(side.static_prefix)
+        }
+        try:
+            require_calibration(spec, len(side.heads), side.dim, static, source, side.name)
+        except CalibrationError as error:
+            raise PackedKVError(str(error)) from error
     return PackedKV(
         kv_format,
         header.layer,
