@@ -42,8 +42,16 @@ class CacheStateError(KvassayError, RuntimeError):
     """An operation that the cache cannot do in the state it is in; nothing was changed."""
 
 
+class ContainerError(KvassayError):
+    """A file of arrays that cannot be written, or is no whole safetensors file with kvassay's header."""
+
+
 class PackedKVError(KvassayError):
     """A packed-KV file that cannot be written, read or trusted."""
+
+
+class SavedCacheError(KvassayError):
+    """A file of a saved cache that cannot be written, read or trusted, or that belongs to another cache."""
 
 
 class ContractError(KvassayError):

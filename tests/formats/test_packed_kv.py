@@ -249,11 +249,10 @@ def test_b51_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch) -> None:
     path = tmp_path / "layer.safetensors"
     path.write_bytes(b"old")
 
-    def full_disk(file, part, header) -> None:
-        file.write(b"half")
+    def full_disk(descriptor) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("kvassay.formats.packed_file._write_container", full_disk)
+    monkeypatch.setattr("kvassay.formats.container.os.fsync", full_disk)
     with pytest.raises(PackedKVError, match="cannot be written: No space left on device"):
         packed("q8_0").save(path)
     assert path.read_bytes() == b"old"

@@ -34,6 +34,17 @@ class PagedRows:
         self._columns: PageIds = np.zeros((rows, 0), np.int32)
         self._used = 0
 
+    @classmethod
+    def of_table(
+        cls, pool: PagePool, table: PageIds, start: int, first: int, end: int, columns_to_keep: int = 0
+    ) -> PagedRows:
+        """Tokens `first` to `end - 1` that lie in pages of `pool`, which get one reference more for each entry."""
+        rows = cls(pool, table.shape[0], start, first)
+        rows.end, rows.columns_to_keep = end, columns_to_keep
+        rows.table = table
+        pool.retain(table)
+        return rows
+
     def __del__(self) -> None:
         # A cache that is no longer used gives its pages back to those that share the pool.
         if self._used and not sys.is_finalizing():
@@ -152,21 +163,24 @@ class PagedRows:
 
     def select(self, rows: Sequence[int]) -> PagedRows:
         """The same tokens of some rows, in this order, sharing their pages."""
-        chosen = PagedRows(self.pool, len(rows), self.start, self.first)
-        chosen.end, chosen.columns_to_keep = self.end, self.columns_to_keep
-        chosen.table = self.table[np.asarray(rows, np.int64)]
-        self.pool.retain(chosen.table)
-        return chosen
+        table = self.table[np.asarray(rows, np.int64)]
+        return PagedRows.of_table(self.pool, table, self.start, self.first, self.end, self.columns_to_keep)
 
-    def held_blocks(self) -> dict[int, int]:
-        """Blocks that are filled with tokens still held, by page number; a page that rows share stands once."""
+    def block_ranges(self) -> list[range]:
+        """For each column of the table, the places of the page whose blocks hold tokens that are still held."""
         layout = self.pool.layout
-        held: dict[int, int] = {}
+        found: list[range] = []
         for column in range(self.table.shape[1]):
             begin = self.start + column * layout.tokens
             low, high = max(begin, self.first), min(begin + layout.tokens, self.end)
-            blocks = -(-(high - begin) // layout.block_tokens) - (low - begin) // layout.block_tokens
-            held.update({int(page): blocks for page in np.unique(self.table[:, column])})
+            found.append(range((low - begin) // layout.block_tokens, -(-(high - begin) // layout.block_tokens)))
+        return found
+
+    def held_blocks(self) -> dict[int, int]:
+        """Blocks that are filled with tokens still held, by page number; a page that rows share stands once."""
+        held: dict[int, int] = {}
+        for column, blocks in enumerate(self.block_ranges()):
+            held.update({int(page): len(blocks) for page in np.unique(self.table[:, column])})
         return held
 
     def raw(self) -> Tensor:

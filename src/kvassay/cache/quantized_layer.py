@@ -63,6 +63,18 @@ class Cohort(NamedTuple):
         return max(0, columns - self.padding)
 
 
+class LayerState(NamedTuple):
+    """All that a layer holds."""
+
+    columns: int
+    dtype: torch.dtype
+    """Of the keys appended last."""
+    record_past: bool
+    left_padding: tuple[int, ...] | None
+    """Of the rows of a batch that begins anew."""
+    cohorts: tuple[Cohort, ...]
+
+
 class QuantizedLayer(CacheLayerMixin):
     """Keys and values of one layer. `columns` of the batch were appended, padding included."""
 
@@ -94,8 +106,8 @@ class QuantizedLayer(CacheLayerMixin):
         self._format = kv_format
         self._index = index
         self._groups = head_groups(kv_format, index, geometry)
-        self._calibration = calibration
-        self._key_transform = key_transform
+        self.calibration = calibration
+        self.key_transform = key_transform
         self._on_clip: OnClip = on_clip
         self._left_padding = None if left_padding is None else tuple(left_padding)
         self.reset()
@@ -266,9 +278,29 @@ class QuantizedLayer(CacheLayerMixin):
 
     def share_with(self, other: QuantizedLayer) -> None:
         """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes."""
-        other.columns, other.is_initialized, other.record_past = self.columns, self.is_initialized, self.record_past
-        other._left_padding, other._dtype = self._left_padding, self._dtype
-        other.cohorts = _select(self.cohorts, range(self.batch_size)) if self.cohorts else ()
+        cohorts = _select(self.cohorts, range(self.batch_size)) if self.cohorts else ()
+        other.state = self.state._replace(cohorts=cohorts)
+
+    @property
+    def state(self) -> LayerState:
+        """What the layer holds, itself and not a copy."""
+        return LayerState(self.columns, self._dtype, self.record_past, self._left_padding, self.cohorts)
+
+    @state.setter
+    def state(self, state: LayerState) -> None:
+        self.columns, self._dtype, self.record_past, self._left_padding, self.cohorts = state
+        self.is_initialized = bool(state.cohorts)
+
+    def empty_cohort(self, rows: Sequence[int], padding: int) -> Cohort:
+        """Rows without tokens, with stores as this layer makes them."""
+        return Cohort(
+            tuple(rows),
+            padding,
+            tuple(
+                StoredHeads(group.heads, self._store(group, "keys", keys), self._store(group, "values", values))
+                for group, (keys, values) in zip(self._groups, self.calibration, strict=True)
+            ),
+        )
 
     def offload(self) -> None:
         raise CacheStateError(
@@ -286,20 +318,10 @@ class QuantizedLayer(CacheLayerMixin):
         by_padding: dict[int, list[int]] = {}
         for row, count in enumerate(padding):
             by_padding.setdefault(count, []).append(row)
-        return tuple(
-            Cohort(
-                tuple(members),
-                count,
-                tuple(
-                    StoredHeads(group.heads, self._store(group, "keys", keys), self._store(group, "values", values))
-                    for group, (keys, values) in zip(self._groups, self._calibration, strict=True)
-                ),
-            )
-            for count, members in by_padding.items()
-        )
+        return tuple(self.empty_cohort(members, count) for count, members in by_padding.items())
 
     def _store(self, group: HeadGroup, side: str, calibration: Calibration | None) -> SideStore:
-        transform = self._key_transform if side == "keys" else None
+        transform = self.key_transform if side == "keys" else None
         some = "" if len(self._groups) == 1 else f", heads {', '.join(map(str, group.heads))}"
         store = SideStore(
             group.keys if side == "keys" else group.values,

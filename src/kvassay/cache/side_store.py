@@ -68,6 +68,16 @@ class Change(NamedTuple):
     """The last of the new values, which enter the tail."""
 
 
+class SideParts(NamedTuple):
+    """The pages of a store that holds tokens."""
+
+    coded_pool: PagePool
+    runs: tuple[PagedRows, ...]
+    """Coded tokens, all in `coded_pool`."""
+    tail: PagedRows
+    sinks: PagedRows
+
+
 class SideStore:
     """Sinks, committed codes and full-precision tail of one side of one layer, in that order of tokens."""
 
@@ -101,10 +111,11 @@ class SideStore:
         self._key_transform = None if plan.spec.is_exact else key_transform
         self._on_clip: OnClip = on_clip
         self._name = name
-        self._exact_dtype: FloatDtype = exact_dtype
         self._entry_dtype: str = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
         self._static_nbytes = static_nbytes(plan.spec, kv_heads, dim)
         self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim)
+        self.tail_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, TAIL_PAGE_TOKENS)
+        self.sinks_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, max(1, plan.sinks))
         self._runs: list[PagedRows] = []
         """Coded tokens; more than one run only after a block was cut."""
         self._tail: PagedRows | None = None
@@ -143,6 +154,24 @@ class SideStore:
         for part in (self._tail, self._sinks):
             if part is not None:
                 yield part.pool
+
+    @property
+    def parts(self) -> SideParts | None:
+        """The pages themselves, not a copy; None while no token is held."""
+        if not self.tokens:
+            return None
+        assert self._coded_pool is not None, "made with the first token"
+        assert self._tail is not None, "made with the first token"
+        assert self._sinks is not None, "made with the first token"
+        return SideParts(self._coded_pool, self.coded_pages, self._tail, self._sinks)
+
+    @parts.setter
+    def parts(self, parts: SideParts | None) -> None:
+        """Take pages as they are; the caller sets the counts of tokens that belong to them."""
+        self._coded_pool = None if parts is None else parts.coded_pool
+        self._runs = [] if parts is None else list(parts.runs)
+        self._tail = None if parts is None else parts.tail
+        self._sinks = None if parts is None else parts.sinks
 
     @property
     def coded_pages(self) -> tuple[PagedRows, ...]:
@@ -363,11 +392,9 @@ class SideStore:
     def _reserve(self, rows: int, device: torch.device, coded: int, end: int) -> None:
         """Take memory before anything changes. What is taken depends on the length alone."""
         if self._tail is None or (not self.tokens and self._tail.rows != rows):
-            tail = exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, TAIL_PAGE_TOKENS)
-            sinks = exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, max(1, self.plan.sinks))
             self._coded_pool = PagePool(self.coded_layout, device)
-            self._tail = PagedRows(PagePool(tail, device), rows)
-            self._sinks = PagedRows(PagePool(sinks, device), rows)
+            self._tail = PagedRows(PagePool(self.tail_layout, device), rows)
+            self._sinks = PagedRows(PagePool(self.sinks_layout, device), rows)
         assert self._coded_pool is not None, "made with the tail"
         coded_pages, tail_pages = coded_capacity(self.plan, coded), tail_capacity(self.plan, end)
         self._coded_pool.ensure(rows * coded_pages)

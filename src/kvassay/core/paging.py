@@ -13,10 +13,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvassay.core.digest import sha256_json
 from kvassay.core.kv_format import SidePlan
 from kvassay.core.layout import streams
 from kvassay.core.methods import Stream
 from kvassay.core.spec import FloatDtype, QuantSpec, exact_spec
+
+PAGE_ORDER = "kvassay.page/1"
+"""Names the order of bytes in a page, for all formats: tiles of heads, arrays in the order of the spec, blocks rising.
+
+Named anew whenever the same tokens would give a page other bytes, so that saved pages are never misread.
+"""
 
 PAGE_TOKENS = 64
 """Tokens of a coded page, rounded up to whole blocks of the spec."""
@@ -87,6 +94,32 @@ def page_layout(spec: QuantSpec, kv_heads: int, dim: int, tokens: int | None = N
             end = _aligned(end + blocks * region.block_nbytes)
             regions.append(region)
     return PageLayout(page, spec.tokens_per_block, kv_heads, tuple(regions), tile, end)
+
+
+def layout_id(layout: PageLayout) -> str:
+    """SHA-256 of everything that says what each byte of a page is: where an array lies, its type and shape, the order.
+
+    Pages of equal size but different ids hold different things (int8 and fp8 codes, two heads and two sequences).
+    """
+    arrays = [
+        {
+            "name": region.stream.name,
+            "dtype": region.stream.dtype,
+            "heads": region.stream.heads,
+            "block_shape": list(region.stream.block_shape),
+            "offset": region.offset,
+            "shared": region.shared,
+        }
+        for region in layout.regions
+    ]
+    sizes = {
+        "tokens": layout.tokens,
+        "block_tokens": layout.block_tokens,
+        "kv_heads": layout.kv_heads,
+        "tile_nbytes": layout.tile_nbytes,
+        "nbytes": layout.nbytes,
+    }
+    return sha256_json({"order": PAGE_ORDER, "arrays": arrays, **sizes})
 
 
 def exact_page_layout(dtype: FloatDtype, kv_heads: int, dim: int, tokens: int) -> PageLayout:
