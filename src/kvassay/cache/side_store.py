@@ -176,7 +176,7 @@ class SideStore:
     @property
     def coded_pages(self) -> tuple[PagedRows, ...]:
         """The coded tokens: one run, and more only after blocks were cut."""
-        return tuple(self._runs)
+        return tuple(run for run in self._runs if run.tokens)
 
     def append(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> None:
         """Add tokens. On an error nothing is added."""
@@ -218,16 +218,16 @@ class SideStore:
         self._tail.drop_before(change.kept_from)
         if change.encoded:
             run = self._open_run(change.first_encoded)
-            run.columns_to_keep = self._coded_columns if len(self._runs) == 1 else 0
             for piece in change.encoded:
                 run.append(piece.streams)
                 self.clipped_values += piece.clipped_values
             self.encoded_values += (change.coded - change.first_encoded) * self._rows * self.kv_heads * self.dim
-        if not self._runs and self._coded_columns:
+        elif not self._runs and self._coded_columns:
             # All coded tokens left a sliding layer at once; its block table is there for the next ones.
-            run = self._open_run(change.coded)
-            run.columns_to_keep = self._coded_columns
-            run.make_room()
+            self._open_run(change.coded)
+        if len(self._runs) == 1:
+            self._runs[0].columns_to_keep = self._coded_columns
+            self._runs[0].make_room()
         new_tail = change.new_tail.shape[2]
         if new_tail:
             if not self._tail.tokens:
