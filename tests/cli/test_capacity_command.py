@@ -13,8 +13,11 @@ from kvassay.core.ledger import predict_ledger
 from kvassay.core.model_source import geometry_of
 from tests.cli.test_command_line import one_line_error, write_config
 
-ROW_NBYTES = 3 * 128 * 2 * 64 * 2 * 2
+PAGING_NBYTES = 3 * 2 * 2 * 16
+"""Layers x sides x pages of 64 tokens, each with a table entry and a record."""
+ROW_NBYTES = 3 * 128 * 2 * 64 * 2 * 2 + PAGING_NBYTES
 """128 tokens of the written config in 16 bits: layers x tokens x heads x channels x sides x bytes."""
+FOUR_BIT_ROW_NBYTES = 3 * 128 * 2 * 64 * 2 * 9 // 16 + PAGING_NBYTES
 
 
 def answer(capsys, *arguments: str, code: int = 0) -> dict:
@@ -28,13 +31,14 @@ def test_r31_several_formats_make_one_table_with_ratio_and_both_answers(tmp_path
     found = answer(capsys, *arguments)
     four_bit, plain = found["formats"]
     assert (plain["largest_batch"], plain["next_nbytes"]) == (9, 10 * ROW_NBYTES)
-    assert four_bit["stored_bits"] == 4.5
-    assert four_bit["largest_batch"] == 9 * 16 * 2 // 9
-    assert four_bit["batch_ratio_to_f16"] == 32 / 9
+    assert four_bit["stored_bits"] == 16 * FOUR_BIT_ROW_NBYTES / (ROW_NBYTES - PAGING_NBYTES)
+    most = 9 * ROW_NBYTES // FOUR_BIT_ROW_NBYTES
+    assert four_bit["largest_batch"] == most == 31
+    assert four_bit["batch_ratio_to_f16"] == 31 / 9
     assert plain["largest_context_of_one_row"] == 9 * 128
-    assert four_bit["largest_context_of_one_row"] == 4096
-    assert (plain["context_limit"], four_bit["context_limit"]) == ("budget", "model's context")
-    assert four_bit["context_by_bytes"] == 32 * 128
+    assert four_bit["largest_context_of_one_row"] == 63 * 64
+    assert (plain["context_limit"], four_bit["context_limit"]) == ("budget", "budget")
+    assert four_bit["context_by_bytes"] == 2 * 9 * ROW_NBYTES // FOUR_BIT_ROW_NBYTES * 64 == 63 * 64
     assert found["weights_nbytes"] is None
     assert found["budget_holds"].startswith("persistent bytes of the cache")
     assert four_bit["run"] is None
@@ -42,7 +46,7 @@ def test_r31_several_formats_make_one_table_with_ratio_and_both_answers(tmp_path
     assert run(["capacity", *arguments]) == 0
     text = capsys.readouterr().out
     (line,) = [line for line in text.splitlines() if line.startswith("int4-g64 ")]
-    assert line.split()[:5] == ["int4-g64", "4.5", f"{four_bit['row_nbytes']:,}", "32", "3.56"]
+    assert line.split()[:5] == ["int4-g64", "4.52", f"{four_bit['row_nbytes']:,}", "31", "3.44"]
     assert "weights: size not known; give it with --weights SIZE" in text
 
 

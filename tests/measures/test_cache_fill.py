@@ -93,8 +93,8 @@ def test_r31_a_fresh_process_tells_at_the_byte_whether_a_batch_fits() -> None:
     steps = []
     fits = run_fill(asked.model_copy(update={"budget_nbytes": full}), lambda done, of: steps.append((done, of)))
     misfit = run_fill(asked.model_copy(update={"budget_nbytes": full - 1}))
-    assert (fits.fits, fits.tokens, fits.used_nbytes, fits.used_tokens) == (True, 100, full, 100)
-    assert (misfit.fits, misfit.tokens) == (False, 100)
+    assert (fits.fits, fits.tokens, fits.used_nbytes, fits.used_tokens) == (True, 100, full, 99)
+    assert (misfit.fits, misfit.tokens) == (False, 99)
     assert steps[-1][0] == steps[-1][1] > 0
     assert fits.agrees
     assert misfit.agrees
