@@ -81,6 +81,7 @@ class PagedRows:
             raw = array.contiguous().view(torch.uint8).reshape(*array.shape[:3], region.block_nbytes)
             self.pool.write(region, self.table[:, column:], first_block, raw)
         self.end += tokens
+        self.pool.close(self.table[:, column : (self.end - self.start) // layout.tokens])
 
     def read(self, begin: int, end: int) -> Streams:
         """Arrays of the blocks that hold tokens `begin` to `end - 1`; the first and the last block come whole."""
@@ -91,14 +92,20 @@ class PagedRows:
         skip = (begin - self.start) // block - column * layout.blocks
         count = -(-(end - self.start) // block) - (begin - self.start) // block
         found: Streams = {}
-        for region in layout.regions:
+        arrays = self.pool.read_all(layout.regions, self.table[:, column:last])
+        for region, array in zip(layout.regions, arrays, strict=True):
             stream = region.stream
-            raw = self.pool.read(region, self.table[:, column:last])[:, :, skip : skip + count]
+            raw = array[:, :, skip : skip + count]
             dtype = getattr(torch, stream.dtype)
             if DTYPE_NBYTES[stream.dtype] > 1:
                 raw = raw.contiguous()
             found[stream.name] = raw.view(dtype).unflatten(-1, stream.block_shape)
         return found
+
+    def read_ahead(self, begin: int) -> None:
+        """Say that tokens from `begin` on are read soon."""
+        column = max(0, max(begin, self.first) - self.start) // self.pool.layout.tokens
+        self.pool.read_ahead(self.table[:, column:])
 
     def drop_before(self, token: int) -> None:
         """Forget tokens before `token`, and give back pages that hold none of the rest."""
