@@ -1,5 +1,6 @@
 """QuantizedCache: a compressed KV cache for transformers."""
 
+from kvassay.cache.offload import Offload, OffloadCounts
 from kvassay.cache.quantized_cache import QuantizedCache
 
-__all__ = ["QuantizedCache"]
+__all__ = ["Offload", "OffloadCounts", "QuantizedCache"]

@@ -1,9 +1,9 @@
 """PagePool: pages of one layout, counted by reference, in slabs that are never moved.
 
 A page belongs to every sequence whose block table names it. It is written only while one sequence holds it; who shares
-it takes a copy first (`paged_rows`). Nothing is ever reallocated: more pages are further slabs, together exactly as long
-as the pages that are missing, and a slab whose pages are all free can be given back. Where a slab's bytes lie is the
-affair of its storage (`slab_storage`): in memory, or for a part of the time on disk.
+it takes a copy first (`paged_rows`). Nothing is ever reallocated: more pages are further slabs, together exactly as
+long as the pages that are missing, and a slab whose pages are all free can be given back. Where a slab's bytes lie is
+the affair of its storage (`slab_storage`): in memory, or for a part of the time on disk.
 """
 
 from __future__ import annotations

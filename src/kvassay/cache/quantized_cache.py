@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
+from kvassay.cache.offload import Offload, OffloadCounts
 from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, row_numbers
 from kvassay.cache.side_store import OnClip
 from kvassay.core.format_names import parse_format
@@ -33,7 +34,8 @@ class QuantizedCache(Cache):
     `key_transforms` gives what a format with keybias=removed or rope=removed takes from the model's weights;
     `QuantizedCache.for_model(model, kv_format)` finds it. `left_padding` says how many leading columns of each row are
     padding (`(mask == 0).sum(1)` of an attention mask): they are then not stored, and each row is stored as if it ran
-    alone, its own first tokens being its sinks. Without it padding is stored like any token.
+    alone, its own first tokens being its sinks. Without it padding is stored like any token. `offload` keeps coded
+    pages that do not fit in a limit on disk, or in host memory; what is read stays the same, bit for bit.
 
     Rows and tokens can be taken away, repeated and shared at any time: `crop`, `batch_select_indices`,
     `reorder_cache`, `batch_repeat_interleave`, `fork`, `take_rows`, `trim_padding`, `reset`.
@@ -48,12 +50,15 @@ class QuantizedCache(Cache):
         on_clip: OnClip = "raise",
         key_transforms: Mapping[int, KeyTransform] | None = None,
         left_padding: Sequence[int] | torch.Tensor | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.kv_format = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
         self.geometry = geometry_from_config(config.to_dict())
         check_serves(self.kv_format, self.geometry)
         self._calibration, self._on_clip, self._key_transforms = calibration, on_clip, key_transforms
-        self._config = config
+        self._config, self._offload = config, offload
+        if offload is not None:
+            offload.require_room(self.geometry, self.kv_format)
         padding = None if left_padding is None else [int(count) for count in left_padding]
         if padding is not None and (not padding or min(padding) < 0):
             raise GeometryError(f"left_padding is {padding}; expected one count of columns, from 0, for each row")
@@ -62,7 +67,11 @@ class QuantizedCache(Cache):
             scales = layer_calibration(calibration, self.kv_format, index, geometry)
             self._require_calibration(index, scales)
             transform = self._key_transform(index, key_transforms)
-            layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding))
+            layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding, offload))
+        if offload is not None:
+            # After the last layer the next step reads the first.
+            for layer, following in zip(layers, layers[1:] + layers[:1], strict=True):
+                layer.read_ahead_of(following)
         super().__init__(layers=list(layers))
         self._quantized_layers = layers
 
@@ -75,6 +84,7 @@ class QuantizedCache(Cache):
         calibration: Mapping[int, LayerCalibration] | None = None,
         on_clip: OnClip = "raise",
         left_padding: Sequence[int] | torch.Tensor | None = None,
+        offload: Offload | None = None,
     ) -> QuantizedCache:
         """A cache for a loaded model, with the key transforms that its format needs.
 
@@ -90,6 +100,7 @@ class QuantizedCache(Cache):
             on_clip=on_clip,
             key_transforms=transforms,
             left_padding=left_padding,
+            offload=offload,
         )
 
     @property
@@ -98,7 +109,10 @@ class QuantizedCache(Cache):
         return sum(store.clipped_values for layer in self._quantized_layers for store in layer.stores)
 
     def ledger(self) -> ByteLedger:
-        """Bytes of the real storages, by side and owner. Pages that only other caches of a fork hold are theirs."""
+        """Bytes of the real storages, by side and owner. Pages that only other caches of a fork hold are theirs.
+
+        Offloaded pages count as those in memory do; `offload_counts` tells them apart.
+        """
         if not self.get_seq_length():
             raise GeometryError("the cache is empty; its ledger exists once tokens were appended")
         keys: Counter[Owner] = Counter()
@@ -159,7 +173,7 @@ class QuantizedCache(Cache):
     def take_rows(self, other: QuantizedCache) -> None:
         """Add the rows of `other`, which shares its pages; the shorter cache is padded on the left.
 
-        Raises CacheStateError unless both have the same format, geometry and static scales.
+        Raises CacheStateError unless both have the same format, geometry, static scales and `Offload`.
         """
         if (self.kv_format, self.geometry) != (other.kv_format, other.geometry):
             raise CacheStateError(
@@ -170,6 +184,11 @@ class QuantizedCache(Cache):
             raise CacheStateError(
                 "the two caches were given different calibration or key_transforms objects, so equal codes could mean "
                 "different values; make both with the same objects"
+            )
+        if self._offload is not other._offload:
+            raise CacheStateError(
+                "the two caches have different offload, so their rows would lie under two limits; make both with the "
+                "same Offload object"
             )
         for mine, theirs in zip(self._quantized_layers, other._quantized_layers, strict=True):
             mine.take_rows(theirs)
@@ -192,8 +211,19 @@ class QuantizedCache(Cache):
         by_row = {row: cohort.padding for cohort in cohorts for row in cohort.rows}
         return tuple(by_row[row] for row in range(len(by_row)))
 
+    def offload_counts(self) -> OffloadCounts:
+        """What of the coded pages lies where, and what moving them took, all caches of the same `Offload` together.
+
+        Raises CacheStateError for a cache without offload.
+        """
+        if self._offload is None:
+            raise CacheStateError(
+                "this cache keeps all pages in memory and counts no offload; make it with offload=Offload(...)"
+            )
+        return self._offload.counts()
+
     def storages(self) -> Iterator[torch.Tensor]:
-        """The slabs of all pages, which forks share."""
+        """The slabs in memory of all pages, which forks share."""
         for layer in self._quantized_layers:
             for store in layer.stores:
                 for pool in store.pools:
@@ -207,6 +237,7 @@ class QuantizedCache(Cache):
             calibration=self._calibration,
             on_clip=self._on_clip,
             key_transforms=self._key_transforms,
+            offload=self._offload,
         )
 
     def _key_transform(self, index: int, given: Mapping[int, KeyTransform] | None) -> KeyTransform | None:
