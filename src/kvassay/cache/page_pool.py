@@ -43,6 +43,11 @@ class PagePool:
         return self._storage.tensors
 
     @property
+    def most_pages(self) -> int | None:
+        """Pages of a sequence that are best written together; None for any number."""
+        return self._storage.most_pages
+
+    @property
     def num_pages(self) -> int:
         """Allocated pages, free and offloaded ones included."""
         return int(np.count_nonzero(self._slab_of >= 0))
@@ -101,6 +106,10 @@ class PagePool:
     def read_ahead(self, pages: PageIds) -> None:
         """Say which pages are read soon; a storage in memory has nothing to do."""
         self._storage.read_ahead(self._by_slab(pages.ravel()))
+
+    def drop_ahead(self) -> None:
+        """Say that what was to be read ahead was read."""
+        self._storage.drop_ahead()
 
     def trim(self) -> None:
         """Give back slabs whose pages are all free."""

@@ -62,10 +62,15 @@ class PagedRows:
     def append(self, arrays: Streams) -> None:
         """Take whole blocks: of each array `[rows, heads, blocks, *block_shape]`."""
         assert self.ends_on_block, "a cut run takes no tokens"
+        blocks = next(iter(arrays.values())).shape[2]
+        # Where pages leave memory, a few are filled in all arrays before the next are begun.
+        step = blocks if self.pool.most_pages is None else self.pool.most_pages * self.pool.layout.blocks
+        for begin in range(0, blocks, max(1, step)):
+            self._append({name: array[:, :, begin : begin + step] for name, array in arrays.items()})
+
+    def _append(self, arrays: Streams) -> None:
         layout = self.pool.layout
         blocks = next(iter(arrays.values())).shape[2]
-        if not blocks:
-            return
         tokens = blocks * layout.block_tokens
         last = self.start + self.table.shape[1] * layout.tokens
         if self.end < last:
@@ -102,10 +107,10 @@ class PagedRows:
             found[stream.name] = raw.view(dtype).unflatten(-1, stream.block_shape)
         return found
 
-    def read_ahead(self, begin: int) -> None:
-        """Say that tokens from `begin` on are read soon."""
-        column = max(0, max(begin, self.first) - self.start) // self.pool.layout.tokens
-        self.pool.read_ahead(self.table[:, column:])
+    def pages_from(self, token: int) -> PageIds:
+        """Pages of the held tokens from `token` on, `[rows, pages]`."""
+        column = (max(token, self.first) - self.start) // self.pool.layout.tokens
+        return self.table[:, column:]
 
     def drop_before(self, token: int) -> None:
         """Forget tokens before `token`, and give back pages that hold none of the rest."""

@@ -342,6 +342,8 @@ class QuantizedLayer(CacheLayerMixin):
         seen = self._read_columns(cohorts, side, dtype, begin, end)
         following = None if self._next_layer is None else self._next_layer()
         if following is not None:
+            for group in (group for cohort in cohorts for group in cohort.stored_heads):
+                getattr(group, side).drop_ahead()
             following._read_ahead(side)
         return seen
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -178,8 +179,14 @@ class SideStore:
 
     def read_ahead(self, begin: int) -> None:
         """Say that tokens from `begin` on are read next, so that offloaded pages of theirs are fetched meanwhile."""
-        for run in self._runs:
-            run.read_ahead(begin - self.plan.sinks)
+        if self._coded_pool is not None and self._runs:
+            pages = [run.pages_from(begin - self.plan.sinks).ravel() for run in self._runs]
+            self._coded_pool.read_ahead(np.concatenate(pages))
+
+    def drop_ahead(self) -> None:
+        """Give back memory of what was read ahead and not taken, as after a crop."""
+        if self._coded_pool is not None:
+            self._coded_pool.drop_ahead()
 
     def prepare(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> Change:
         """All of an append that can fail; changes nothing that is read. `commit` then takes its result."""

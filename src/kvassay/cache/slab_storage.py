@@ -73,6 +73,10 @@ class SlabStorage(Protocol):
         """These pages are read soon."""
         ...
 
+    def drop_ahead(self) -> None:
+        """What `read_ahead` named was read by now, or is not needed."""
+        ...
+
     def check(self) -> None:
         """Raise CacheStateError for what went wrong unseen since the last call; called before anything changes."""
         ...
@@ -112,6 +116,9 @@ class MemorySlabs:
         pass
 
     def read_ahead(self, parts: Iterable[SlabPart]) -> None:
+        pass
+
+    def drop_ahead(self) -> None:
         pass
 
     def check(self) -> None:
