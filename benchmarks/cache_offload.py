@@ -4,12 +4,12 @@
 
 SmolLM2's geometry (30 layers, 3 KV heads of 64), kivi-4 without a model: a step appends one random token to each layer
 and reads its keys and values as float32, so there is no attention to hide reading behind. Arms: all pages in memory; a
-quarter or half of them; with and without reading ahead; with the operating system's cache of the file as it comes
+quarter or half; with and without reading ahead; with the operating system's cache of the file as it comes
 (warm) and emptied before every step (cold). Arms are run in turn, step by step, since speed of shared machines moves:
 median and range over the steps. One step before them is not counted.
 
-`--spread first-layers` keeps the first layers whole in memory and streams the others, which is the obvious way to hold a
-fixed set; docs/design/offload.md says what it is compared with.
+`--spread first-layers` keeps the first layers whole in memory and streams the others, the obvious way to hold a fixed
+set; docs/design/offload.md says what it is compared with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from kvassay.cache.residency import Residency
 
 LAYERS, KV_HEADS, HEAD_DIM = 30, 3, 64
 FORMAT = "kivi-4"
-PREFILL_CHUNK = 512
 
 
 class Arm(NamedTuple):
@@ -95,8 +94,7 @@ def measure(tokens: int, layers: int, steps: int, folder: str, arms: tuple[Arm, 
             offload = Offload(int(coded * arm.resident_share), folder, read_ahead=arm.read_ahead)
         torch.manual_seed(0)
         cache = QuantizedCache(config(layers), FORMAT, offload=offload)
-        for begin in range(0, tokens, PREFILL_CHUNK):
-            append(cache, layers, min(PREFILL_CHUNK, tokens - begin))
+        append(cache, layers, tokens)
         append(cache, layers, 1)
         caches[arm] = (cache, offload)
     seconds: dict[Arm, list[float]] = {arm: [] for arm in arms}

@@ -213,7 +213,7 @@ class Residency:
         self.traffic.write(self.backing, begin, pages)
 
     def _room_for_slabs(self) -> int:
-        """What the buffers leave: that of misses, and one layer read ahead, for which at most half the limit is kept."""
+        """What the buffers leave: that of misses, and a layer read ahead, for which at most half the limit is kept."""
         ahead = min(self.limit_nbytes // 2, max(self.away.values(), default=0)) if self._reads_ahead else 0
         return self.limit_nbytes - self.chunk_nbytes - max(ahead, self.ahead_nbytes)
 
