@@ -53,7 +53,14 @@ FORMATS = [
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Up to three caches that share pages, each beside its lists."""
+    """Up to three caches that share pages, each beside its lists. Other kinds of cache override the two hooks."""
+
+    def make_cache(self, config, kv_format, **options) -> QuantizedCache:
+        return QuantizedCache(config, kv_format, **options)
+
+    def nbytes_elsewhere(self, cache: QuantizedCache) -> int:
+        """Bytes of pages that are not in the storages."""
+        return 0
 
     @initialize(
         name=st.sampled_from(FORMATS),
@@ -70,7 +77,7 @@ class CacheMachine(RuleBasedStateMachine):
         config = small_config()
         geometry = geometry_from_config(config.to_dict())
         config._attn_implementation = "sdpa" if views else "eager"
-        cache = QuantizedCache(config, kv_format, on_clip="count", left_padding=padding if any(padding) else None)
+        cache = self.make_cache(config, kv_format, on_clip="count", left_padding=padding if any(padding) else None)
         self.pairs = [(cache, ReferenceCache(kv_format, geometry, padding, RECORDED_TOKENS))]
         self.forked = False
         if recording:
@@ -198,7 +205,7 @@ class CacheMachine(RuleBasedStateMachine):
                 slabs = {
                     slab.untyped_storage().data_ptr(): slab.untyped_storage().nbytes() for slab in cache.storages()
                 }
-                paged = sum(slabs.values())
+                paged = sum(slabs.values()) + self.nbytes_elsewhere(cache)
                 ledger = cache.ledger()
                 tables = sum(
                     store_nbytes for layer in cache.layers for store in layer.stores for store_nbytes in _static(store)

@@ -1,19 +1,21 @@
 """PagePool: pages of one layout, counted by reference, in slabs that are never moved.
 
 A page belongs to every sequence whose block table names it. It is written only while one sequence holds it; who shares
-it takes a copy first (`paged_rows`). Nothing is ever reallocated: more pages are a further slab, exactly as long as the
-pages that are missing, and a slab whose pages are all free can be given back.
+it takes a copy first (`paged_rows`). Nothing is ever reallocated: more pages are further slabs, together exactly as
+long as the pages that are missing, and a slab whose pages are all free can be given back. Where a slab's bytes lie is
+the affair of its storage (`slab_storage`): in memory, or for a part of the time on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvassay.cache.slab_storage import MemorySlabs, SlabPart, SlabStorage
 from kvassay.core.paging import PAGE_RECORD_NBYTES, PageLayout, Region
 
 PageIds = NDArray[np.int32]
@@ -23,10 +25,12 @@ PageIds = NDArray[np.int32]
 class PagePool:
     """Pages of one side of one head group. Sequences of any number of caches may share it."""
 
-    def __init__(self, layout: PageLayout, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, layout: PageLayout, device: torch.device | str = "cpu", storage: SlabStorage | None = None
+    ) -> None:
         self.layout = layout
         self.device = torch.device(device)
-        self._slabs: dict[int, Tensor] = {}
+        self._storage: SlabStorage = MemorySlabs(layout.nbytes, self.device) if storage is None else storage
         self._next_slab = 0
         self._references = np.zeros(0, np.int32)
         self._slab_of = np.zeros(0, np.int32)
@@ -35,13 +39,18 @@ class PagePool:
 
     @property
     def slabs(self) -> tuple[Tensor, ...]:
-        """The real storages, `[pages, page_nbytes]` uint8 each."""
-        return tuple(self._slabs.values())
+        """The real storages in memory, `[pages, page_nbytes]` uint8 each: of all pages but offloaded ones."""
+        return self._storage.tensors
+
+    @property
+    def most_pages(self) -> int | None:
+        """Pages of a sequence that are best written together; None for any number."""
+        return self._storage.most_pages
 
     @property
     def num_pages(self) -> int:
-        """Allocated pages, free ones included."""
-        return sum(slab.shape[0] for slab in self._slabs.values())
+        """Allocated pages, free and offloaded ones included."""
+        return int(np.count_nonzero(self._slab_of >= 0))
 
     @property
     def num_free(self) -> int:
@@ -49,7 +58,7 @@ class PagePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slabs."""
+        """Bytes of all pages, wherever they lie."""
         return self.num_pages * self.layout.nbytes
 
     @property
@@ -68,6 +77,7 @@ class PagePool:
 
     def ensure(self, count: int) -> None:
         """Have at least `count` pages in all."""
+        self._storage.check()
         missing = count - self.num_pages
         if missing > 0:
             self._add_slab(missing)
@@ -77,8 +87,8 @@ class PagePool:
         self.reserve(count)
         pages = self._free_ids()[:count].astype(np.int32)
         self._references[pages] = 1
-        for slab, chosen, _ in self._by_slab(pages):
-            slab[chosen] = 0
+        for part in self._by_slab(pages):
+            self._storage.clear(part)
         return pages
 
     def retain(self, pages: PageIds) -> None:
@@ -87,13 +97,26 @@ class PagePool:
     def release(self, pages: PageIds) -> None:
         np.subtract.at(self._references, pages.ravel(), 1)
         assert (self._references >= 0).all(), "a page is released once for each reference"
+        self.close(pages.ravel()[self._references[pages.ravel()] == 0])
+
+    def close(self, pages: PageIds) -> None:
+        """These pages are full in all arrays, or free. Only closed pages are cold; written ones are open until then."""
+        self._storage.close(self._by_slab(np.asarray(pages).ravel()))
+
+    def read_ahead(self, pages: PageIds) -> None:
+        """Say which pages are read soon; a storage in memory has nothing to do."""
+        self._storage.read_ahead(self._by_slab(pages.ravel()))
+
+    def drop_ahead(self) -> None:
+        """Say that what was to be read ahead was read."""
+        self._storage.drop_ahead()
 
     def trim(self) -> None:
         """Give back slabs whose pages are all free."""
-        for number in list(self._slabs):
+        for number in np.unique(self._slab_of[self._slab_of >= 0]):
             members = self._slab_of == number
             if not self._references[members].any():
-                del self._slabs[number]
+                self._storage.drop(int(number))
                 self._slab_of[members] = -1
         used = np.flatnonzero(self._slab_of >= 0)
         end = int(used[-1]) + 1 if len(used) else 0
@@ -104,22 +127,20 @@ class PagePool:
     def copy(self, pages: PageIds) -> PageIds:
         """New pages with the same bytes; the old ones keep their references."""
         copies = self.allocate(len(pages))
-        raw = self.raw(pages)
-        for slab, chosen, picked in self._by_slab(copies):
-            slab[chosen] = raw[picked]
+        self._put(copies, self.raw(pages))
         return copies
 
     def raw(self, pages: PageIds) -> Tensor:
         """Bytes of some pages, a copy `[pages, page_nbytes]`."""
         found = torch.empty((len(pages), self.layout.nbytes), dtype=torch.uint8, device=self.device)
-        for slab, chosen, picked in self._by_slab(pages):
-            found[picked] = slab[chosen]
+        for slab, places, picked in self._storage.read(self._by_slab(pages)):
+            found[picked] = slab[self._on_device(places)]
         return found
 
     def put_raw(self, pages: PageIds, raw: Tensor) -> None:
         """Overwrite whole pages."""
-        for slab, chosen, picked in self._by_slab(pages):
-            slab[chosen] = raw[picked]
+        self._put(pages, raw)
+        self.close(pages)
 
     def write(self, region: Region, pages: PageIds, first_block: int, blocks: Tensor) -> None:
         """Write one array's blocks `[rows, heads, n, block_nbytes]` into `pages` `[rows, k]`.
@@ -141,31 +162,46 @@ class PagePool:
 
     def read(self, region: Region, pages: PageIds) -> Tensor:
         """Blocks of one array in `pages` `[rows, k]`: `[rows, heads, k * blocks, block_nbytes]`, a copy."""
+        return self.read_all((region,), pages)[0]
+
+    def read_all(self, regions: Sequence[Region], pages: PageIds) -> list[Tensor]:
+        """`read` of several arrays, for which each page is fetched once."""
         rows, count = pages.shape
-        heads, in_page = region.stream.heads, self.layout.blocks
         ids = pages.ravel()
-        out = torch.empty((rows, heads, count, in_page, region.block_nbytes), dtype=torch.uint8, device=self.device)
-        # [rows, k, heads, blocks, nbytes] as a view of what is returned, so that one copy puts all in place.
-        target = out.permute(0, 2, 1, 3, 4)
-        if count and rows:
-            for slab, chosen, picked in self._by_slab(ids):
-                found = self._region(slab, region)[chosen]
-                if len(self._slabs) == 1:
-                    target.copy_(found.unflatten(0, (rows, count)))
+        found = [
+            torch.empty(
+                (rows, region.stream.heads, count, self.layout.blocks, region.block_nbytes),
+                dtype=torch.uint8,
+                device=self.device,
+            )
+            for region in regions
+        ]
+        for slab, places, picked in self._storage.read(self._by_slab(ids)):
+            chosen = self._on_device(places)
+            for region, out in zip(regions, found, strict=True):
+                # [rows, k, heads, blocks, nbytes] as a view of what is returned, so that one copy puts all in place.
+                target = out.permute(0, 2, 1, 3, 4)
+                part = self._region(slab, region)[chosen]
+                if len(picked) == len(ids):
+                    target.copy_(part.unflatten(0, (rows, count)))
                 else:
                     row, column = torch.as_tensor(picked // count), torch.as_tensor(picked % count)
-                    target[row, column] = found
-        return out.flatten(2, 3)
+                    target[row, column] = part
+        return [out.flatten(2, 3) for out in found]
+
+    def _put(self, pages: PageIds, raw: Tensor) -> None:
+        for part in self._by_slab(pages):
+            self._storage.write(part)[self._on_device(part.places)] = raw[part.picked]
 
     def _scatter(self, region: Region, ids: PageIds, places: slice, part: Tensor) -> None:
         """`part` `[len(ids), heads, places, nbytes]` into the pages `ids`."""
-        for slab, chosen, picked in self._by_slab(ids):
-            source = part if len(picked) == len(ids) else part[torch.as_tensor(picked)]
-            view = self._region(slab, region)[:, :, places]
+        for target in self._by_slab(ids):
+            source = part if len(target.picked) == len(ids) else part[torch.as_tensor(target.picked)]
+            view = self._region(self._storage.write(target), region)[:, :, places]
             if len(ids) == 1:
-                view[int(chosen[0])] = source[0]
+                view[int(target.places[0])] = source[0]
             else:
-                view[chosen] = source
+                view[self._on_device(target.places)] = source
 
     def _region(self, slab: Tensor, region: Region) -> Tensor:
         """`[pages, heads, blocks, block_nbytes]`, a view."""
@@ -178,21 +214,25 @@ class PagePool:
             part = tiles[:, :, region.offset : region.offset + nbytes]
         return part.unflatten(2, (layout.blocks, region.block_nbytes))
 
-    def _by_slab(self, ids: PageIds) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
-        """(slab, places in it, which of `ids`) for each slab that has some of them."""
+    def _by_slab(self, ids: PageIds) -> Iterator[SlabPart]:
+        """Each slab that has some of them."""
         slabs = self._slab_of[ids]
-        for number in np.unique(slabs) if len(self._slabs) > 1 else slabs[:1]:
+        for number in np.unique(slabs):
             picked = np.flatnonzero(slabs == number)
-            places = torch.from_numpy(self._place_of[ids[picked]].astype(np.int64)).to(self.device)
-            yield self._slabs[int(number)], places, picked
+            yield SlabPart(int(number), self._place_of[ids[picked]].astype(np.int64), picked)
+
+    def _on_device(self, places: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(places).to(self.device)
 
     def _free_ids(self) -> NDArray[np.int64]:
         return np.flatnonzero((self._references == 0) & (self._slab_of >= 0))
 
     def _add_slab(self, count: int) -> None:
-        slab = torch.empty((count, self.layout.nbytes), dtype=torch.uint8, device=self.device)
-        self._slabs[self._next_slab] = slab
-        self._references = np.append(self._references, np.zeros(count, np.int32))
-        self._slab_of = np.append(self._slab_of, np.full(count, self._next_slab, np.int32))
-        self._place_of = np.append(self._place_of, np.arange(count, dtype=np.int32))
-        self._next_slab += 1
+        """Pages in one slab, or in several where the storage takes only shorter ones."""
+        most = self._storage.most_pages or count
+        for pages in (min(most, count - begin) for begin in range(0, count, most)):
+            self._storage.add(self._next_slab, pages)
+            self._references = np.append(self._references, np.zeros(pages, np.int32))
+            self._slab_of = np.append(self._slab_of, np.full(pages, self._next_slab, np.int32))
+            self._place_of = np.append(self._place_of, np.arange(pages, dtype=np.int32))
+            self._next_slab += 1

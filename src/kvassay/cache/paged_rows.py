@@ -95,10 +95,15 @@ class PagedRows:
     def append(self, arrays: Streams) -> None:
         """Take whole blocks: of each array `[rows, heads, blocks, *block_shape]`."""
         assert self.ends_on_block, "a cut run takes no tokens"
+        blocks = next(iter(arrays.values())).shape[2]
+        # Where pages leave memory, a few are filled in all arrays before the next are begun.
+        step = blocks if self.pool.most_pages is None else self.pool.most_pages * self.pool.layout.blocks
+        for begin in range(0, blocks, max(1, step)):
+            self._append({name: array[:, :, begin : begin + step] for name, array in arrays.items()})
+
+    def _append(self, arrays: Streams) -> None:
         layout = self.pool.layout
         blocks = next(iter(arrays.values())).shape[2]
-        if not blocks:
-            return
         tokens = blocks * layout.block_tokens
         last = self.start + self.table.shape[1] * layout.tokens
         if self.end < last:
@@ -114,6 +119,7 @@ class PagedRows:
             raw = array.contiguous().view(torch.uint8).reshape(*array.shape[:3], region.block_nbytes)
             self.pool.write(region, self.table[:, column:], first_block, raw)
         self.end += tokens
+        self.pool.close(self.table[:, column : (self.end - self.start) // layout.tokens])
 
     def read(self, begin: int, end: int) -> Streams:
         """Arrays of the blocks that hold tokens `begin` to `end - 1`; the first and the last block come whole."""
@@ -124,14 +130,20 @@ class PagedRows:
         skip = (begin - self.start) // block - column * layout.blocks
         count = -(-(end - self.start) // block) - (begin - self.start) // block
         found: Streams = {}
-        for region in layout.regions:
+        arrays = self.pool.read_all(layout.regions, self.table[:, column:last])
+        for region, array in zip(layout.regions, arrays, strict=True):
             stream = region.stream
-            raw = self.pool.read(region, self.table[:, column:last])[:, :, skip : skip + count]
+            raw = array[:, :, skip : skip + count]
             dtype = getattr(torch, stream.dtype)
             if DTYPE_NBYTES[stream.dtype] > 1:
                 raw = raw.contiguous()
             found[stream.name] = raw.view(dtype).unflatten(-1, stream.block_shape)
         return found
+
+    def pages_from(self, token: int) -> PageIds:
+        """Pages of the held tokens from `token` on, `[rows, pages]`."""
+        column = (max(token, self.first) - self.start) // self.pool.layout.tokens
+        return self.table[:, column:]
 
     def drop_before(self, token: int) -> None:
         """Forget tokens before `token`, and give back pages that hold none of the rest."""

@@ -16,6 +16,7 @@ from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPa
 from kvassay.cache.cache_identity import require_same_format
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
+from kvassay.cache.offload import Offload, OffloadCounts
 from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, row_numbers
 from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
 from kvassay.cache.side_store import OnClip
@@ -38,7 +39,8 @@ class QuantizedCache(Cache):
     `key_transforms` gives what a format with keybias=removed or rope=removed takes from the model's weights;
     `QuantizedCache.for_model(model, kv_format)` finds it. `left_padding` says how many leading columns of each row are
     padding (`(mask == 0).sum(1)` of an attention mask): they are then not stored, and each row is stored as if it ran
-    alone, its own first tokens being its sinks. Without it padding is stored like any token.
+    alone, its own first tokens being its sinks. Without it padding is stored like any token. `offload` keeps coded
+    pages that do not fit in a limit on disk, or in host memory; what is read stays the same, bit for bit.
 
     `attention` says how models read it: `tiled` page by page, `decoded` as a decoded layer at a time, `auto` tiled
     wherever the model's attention can (see `explain`).
@@ -57,6 +59,7 @@ class QuantizedCache(Cache):
         key_transforms: Mapping[int, KeyTransform] | None = None,
         left_padding: Sequence[int] | torch.Tensor | None = None,
         attention: AttentionChoice = "auto",
+        offload: Offload | None = None,
     ) -> None:
         self.kv_format = _parsed(kv_format)
         self.geometry = geometry_from_config(config.to_dict())
@@ -65,6 +68,9 @@ class QuantizedCache(Cache):
         self.on_clip: OnClip = on_clip
         self.config = config
         self._attention: AttentionChoice = attention
+        self._offload = offload
+        if offload is not None:
+            offload.require_room(self.geometry, self.kv_format)
         padding = None if left_padding is None else [int(count) for count in left_padding]
         if padding is not None and (not padding or min(padding) < 0):
             raise GeometryError(f"left_padding is {padding}; expected one count of columns, from 0, for each row")
@@ -73,7 +79,11 @@ class QuantizedCache(Cache):
             scales = layer_calibration(calibration, self.kv_format, index, geometry)
             self._require_calibration(index, scales)
             transform = self._key_transform(index, key_transforms)
-            layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding))
+            layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding, offload))
+        if offload is not None:
+            # After the last layer the next step reads the first.
+            for layer, following in zip(layers, layers[1:] + layers[:1], strict=True):
+                layer.read_ahead_of(following)
         super().__init__(layers=list(layers))
         self.quantized_layers = layers
 
@@ -87,6 +97,7 @@ class QuantizedCache(Cache):
         on_clip: OnClip = "raise",
         left_padding: Sequence[int] | torch.Tensor | None = None,
         attention: AttentionChoice = "auto",
+        offload: Offload | None = None,
     ) -> QuantizedCache:
         """A cache for a loaded model, with the key transforms that its format needs.
 
@@ -103,6 +114,7 @@ class QuantizedCache(Cache):
             key_transforms=transforms,
             left_padding=left_padding,
             attention=attention,
+            offload=offload,
         )
 
     @property
@@ -130,7 +142,10 @@ class QuantizedCache(Cache):
         )
 
     def ledger(self) -> ByteLedger:
-        """Bytes of the real storages, by side and owner. Pages that only other caches of a fork hold are theirs."""
+        """Bytes of the real storages, by side and owner. Pages that only other caches of a fork hold are theirs.
+
+        Offloaded pages count as those in memory do; `offload_counts` tells them apart.
+        """
         if not self.get_seq_length():
             raise GeometryError("the cache is empty; its ledger exists once tokens were appended")
         keys: Counter[Owner] = Counter()
@@ -191,7 +206,7 @@ class QuantizedCache(Cache):
     def take_rows(self, other: QuantizedCache) -> None:
         """Add the rows of `other`, which shares its pages; the shorter cache is padded on the left.
 
-        Raises CacheStateError unless both have the same format, geometry and static scales.
+        Raises CacheStateError unless both have the same format, geometry, static scales and `Offload`.
         """
         if (self.kv_format, self.geometry) != (other.kv_format, other.geometry):
             raise CacheStateError(
@@ -202,6 +217,11 @@ class QuantizedCache(Cache):
             raise CacheStateError(
                 "the two caches were given different calibration or key_transforms objects, so equal codes could mean "
                 "different values; make both with the same objects"
+            )
+        if self._offload is not other._offload:
+            raise CacheStateError(
+                "the two caches have different offload, so their rows would lie under two limits; make both with the "
+                "same Offload object"
             )
         for mine, theirs in zip(self.quantized_layers, other.quantized_layers, strict=True):
             mine.take_rows(theirs)
@@ -282,8 +302,19 @@ class QuantizedCache(Cache):
             require_loadable(saved, self.config, self.geometry, revision)
             restore(self, saved, torch.device(device))
 
+    def offload_counts(self) -> OffloadCounts:
+        """What of the coded pages lies where, and what moving them took, all caches of the same `Offload` together.
+
+        Raises CacheStateError for a cache without offload.
+        """
+        if self._offload is None:
+            raise CacheStateError(
+                "this cache keeps all pages in memory and counts no offload; make it with offload=Offload(...)"
+            )
+        return self._offload.counts()
+
     def storages(self) -> Iterator[torch.Tensor]:
-        """The slabs of all pages, which forks share."""
+        """The slabs in memory of all pages, which forks share."""
         for layer in self.quantized_layers:
             for store in layer.stores:
                 for pool in store.pools:
@@ -298,6 +329,7 @@ class QuantizedCache(Cache):
             on_clip=self.on_clip,
             key_transforms=self._key_transforms,
             attention=self._attention,
+            offload=self._offload,
         )
 
     def _key_transform(self, index: int, given: Mapping[int, KeyTransform] | None) -> KeyTransform | None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from kvassay.cache.attention_path import AttentionPath
 from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.offload import Offload
 from kvassay.cache.packed_view import NewTokens, SeenTokens
 from kvassay.cache.side_store import Change, OnClip, SideStore
 from kvassay.core.geometry import LayerGeometry
@@ -90,6 +93,7 @@ class QuantizedLayer(CacheLayerMixin):
         on_clip: OnClip,
         key_transform: KeyTransform | None = None,
         left_padding: Sequence[int] | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.columns = 0  # transformers' initialiser sets `keys`, which read it
         self._cohorts: tuple[Cohort, ...] = ()
@@ -110,6 +114,8 @@ class QuantizedLayer(CacheLayerMixin):
         self.key_transform = key_transform
         self._on_clip: OnClip = on_clip
         self._left_padding = None if left_padding is None else tuple(left_padding)
+        self._offload = offload
+        self._next_layer: ref[QuantizedLayer] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -166,6 +172,10 @@ class QuantizedLayer(CacheLayerMixin):
     def stores(self) -> Iterator[SideStore]:
         for cohort in self.cohorts:
             yield from cohort.stores
+
+    def read_ahead_of(self, layer: QuantizedLayer) -> None:
+        """Whenever one side of this layer was read, have that side of `layer` fetched, which is read next."""
+        self._next_layer = ref(layer)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self._check_states(key_states, value_states)
@@ -332,6 +342,7 @@ class QuantizedLayer(CacheLayerMixin):
             key_transform=None if transform is None else transform.for_heads(group.heads),
             on_clip=self._on_clip,
             name=f"{side} of layer {self._index}{some}",
+            slabs_for=None if self._offload is None else partial(self._offload.slabs, self._index),
         )
         store.recording = self.record_past
         return store
@@ -387,6 +398,25 @@ class QuantizedLayer(CacheLayerMixin):
 
     def read_columns(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         """Columns `begin` to `end - 1` of all rows; padding is zero."""
+        seen = self._read_columns(cohorts, side, dtype, begin, end)
+        self.was_read(cohorts, side)
+        return seen
+
+    def was_read(self, cohorts: tuple[Cohort, ...], side: str) -> None:
+        """Offloaded pages of this side are no longer needed, and those of the next layer soon."""
+        following = None if self._next_layer is None else self._next_layer()
+        if following is not None:
+            for group in (group for cohort in cohorts for group in cohort.stored_heads):
+                getattr(group, side).drop_ahead()
+            following._read_ahead(side)
+
+    def _read_ahead(self, side: str) -> None:
+        _, offset = self.get_mask_sizes(1)
+        for cohort in self.cohorts:
+            for group in cohort.stored_heads:
+                getattr(group, side).read_ahead(max(0, offset - cohort.padding))
+
+    def _read_columns(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and cohorts[0].padding <= begin < end:
             padding = cohorts[0].padding
             store: SideStore = getattr(cohorts[0].stored_heads[0], side)

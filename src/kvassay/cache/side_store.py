@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch import Tensor
 from kvassay.cache.key_transform import KeyTransform, decode_keys
 from kvassay.cache.page_pool import PagePool
 from kvassay.cache.paged_rows import PagedRows
+from kvassay.cache.slab_storage import SlabStorage
 from kvassay.core.geometry import Owner
 from kvassay.core.kv_format import SidePlan
 from kvassay.core.layout import static_nbytes
@@ -42,6 +44,9 @@ from kvassay.formats.base import Streams, decode_as, require_finite
 from kvassay.formats.floating import round_to
 
 OnClip = Literal["raise", "count"]
+
+SlabsFor = Callable[[PageLayout, torch.device], SlabStorage]
+"""Makes the storage of a pool of coded pages."""
 
 RECORDED_TOKENS = 256
 """While recording, a crop of up to this many tokens finds everything as it was."""
@@ -92,6 +97,7 @@ class SideStore:
         key_transform: KeyTransform | None = None,
         on_clip: OnClip = "raise",
         name: str = "values",
+        slabs_for: SlabsFor | None = None,
     ) -> None:
         self.plan = plan
         self.kv_heads = kv_heads
@@ -111,6 +117,7 @@ class SideStore:
         self._key_transform = None if plan.spec.is_exact else key_transform
         self._on_clip: OnClip = on_clip
         self._name = name
+        self._slabs_for = slabs_for
         self._entry_dtype: str = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
         self._static_nbytes = static_nbytes(plan.spec, kv_heads, dim)
         self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim)
@@ -199,6 +206,17 @@ class SideStore:
         for low, high, values in self._parts(dtype, begin, end):
             seen[:, :, low - begin : high - begin] = values
         return seen
+
+    def read_ahead(self, begin: int) -> None:
+        """Say that tokens from `begin` on are read next, so that offloaded pages of theirs are fetched meanwhile."""
+        if self._coded_pool is not None and self._runs:
+            pages = [run.pages_from(begin - self.plan.sinks).ravel() for run in self._runs]
+            self._coded_pool.read_ahead(np.concatenate(pages))
+
+    def drop_ahead(self) -> None:
+        """Give back memory of what was read ahead and not taken, as after a crop."""
+        if self._coded_pool is not None:
+            self._coded_pool.drop_ahead()
 
     def prepare(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> Change:
         """All of an append that can fail; changes nothing that is read. `commit` then takes its result."""
@@ -392,7 +410,8 @@ class SideStore:
     def _reserve(self, rows: int, device: torch.device, coded: int, end: int) -> None:
         """Take memory before anything changes. What is taken depends on the length alone."""
         if self._tail is None or (not self.tokens and self._tail.rows != rows):
-            self._coded_pool = PagePool(self.coded_layout, device)
+            slabs = None if self._slabs_for is None else self._slabs_for(self.coded_layout, device)
+            self._coded_pool = PagePool(self.coded_layout, device, slabs)
             self._tail = PagedRows(PagePool(self.tail_layout, device), rows)
             self._sinks = PagedRows(PagePool(self.sinks_layout, device), rows)
         assert self._coded_pool is not None, "made with the tail"

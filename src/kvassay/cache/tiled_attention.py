@@ -62,6 +62,8 @@ def tiled_attention(
                 out[:, picked] = result
             else:
                 out[rows[:, None], picked[None]] = result
+    for side in ("keys", "values"):
+        seen.layer.was_read(seen.cohorts, side)
     return out
 
 

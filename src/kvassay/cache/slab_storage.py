@@ -1,0 +1,125 @@
+"""Where the slabs of a page pool lie: what a pool asks of that place, and the plain answer, which is memory.
+
+A slab is some pages beside each other. A pool knows which slab and which place in it a page has; the storage knows
+where the slab's bytes are at the moment. `offloaded_slabs` is the other storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class SlabPart(NamedTuple):
+    """Some pages of one slab, out of those that a caller asked for."""
+
+    number: int
+    places: NDArray[np.int64]
+    """In the slab."""
+    picked: NDArray[np.int64]
+    """In the caller's list, ascending."""
+
+
+class FoundPages(NamedTuple):
+    """Bytes of some pages that a caller asked for."""
+
+    pages: Tensor
+    """`[n, page_nbytes]` uint8; it may hold others too, and is only good until the next call of the storage."""
+    places: NDArray[np.int64]
+    """Rows of `pages`."""
+    picked: NDArray[np.int64]
+    """In the caller's list, ascending."""
+
+
+class SlabStorage(Protocol):
+    """Slabs of one pool."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Slabs that lie in the pool's memory now, `[pages, page_nbytes]` uint8 each."""
+        ...
+
+    @property
+    def most_pages(self) -> int | None:
+        """The longest slab it takes; None for any."""
+        ...
+
+    def add(self, number: int, pages: int) -> None:
+        """Take room for a slab. Raises CacheStateError where there is none."""
+        ...
+
+    def drop(self, number: int) -> None: ...
+
+    def clear(self, part: SlabPart) -> None:
+        """Make these pages zero."""
+        ...
+
+    def read(self, parts: Iterable[SlabPart]) -> Iterator[FoundPages]: ...
+
+    def write(self, part: SlabPart) -> Tensor:
+        """The slab, in which these pages are then written; good until the next call of the storage."""
+        ...
+
+    def close(self, parts: Iterable[SlabPart]) -> None:
+        """These pages are full, or free: nobody is about to write to them."""
+        ...
+
+    def read_ahead(self, parts: Iterable[SlabPart]) -> None:
+        """These pages are read soon."""
+        ...
+
+    def drop_ahead(self) -> None:
+        """What `read_ahead` named was read by now, or is not needed."""
+        ...
+
+    def check(self) -> None:
+        """Raise CacheStateError for what went wrong unseen since the last call; called before anything changes."""
+        ...
+
+
+class MemorySlabs:
+    """Every slab in the pool's memory."""
+
+    most_pages = None
+
+    def __init__(self, page_nbytes: int, device: torch.device) -> None:
+        self._page_nbytes = page_nbytes
+        self._device = device
+        self._slabs: dict[int, Tensor] = {}
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(self._slabs.values())
+
+    def add(self, number: int, pages: int) -> None:
+        self._slabs[number] = torch.empty((pages, self._page_nbytes), dtype=torch.uint8, device=self._device)
+
+    def drop(self, number: int) -> None:
+        del self._slabs[number]
+
+    def clear(self, part: SlabPart) -> None:
+        self._slabs[part.number][torch.from_numpy(part.places).to(self._device)] = 0
+
+    def read(self, parts: Iterable[SlabPart]) -> Iterator[FoundPages]:
+        for part in parts:
+            yield FoundPages(self._slabs[part.number], part.places, part.picked)
+
+    def write(self, part: SlabPart) -> Tensor:
+        return self._slabs[part.number]
+
+    def close(self, parts: Iterable[SlabPart]) -> None:
+        pass
+
+    def read_ahead(self, parts: Iterable[SlabPart]) -> None:
+        pass
+
+    def drop_ahead(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
