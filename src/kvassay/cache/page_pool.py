@@ -177,16 +177,21 @@ class PagePool:
             for region in regions
         ]
         for slab, places, picked in self._storage.read(self._by_slab(ids)):
-            chosen = self._on_device(places)
+            row_step = _row_step(places.reshape(rows, count)) if len(picked) == len(ids) else None
             for region, out in zip(regions, found, strict=True):
                 # [rows, k, heads, blocks, nbytes] as a view of what is returned, so that one copy puts all in place.
                 target = out.permute(0, 2, 1, 3, 4)
-                part = self._region(slab, region)[chosen]
-                if len(picked) == len(ids):
-                    target.copy_(part.unflatten(0, (rows, count)))
+                stored = self._region(slab, region)
+                if row_step is not None:
+                    # Pages of a prefill lie side by side: no index is needed.
+                    steps = (row_step * stored.stride(0), *stored.stride())
+                    begin = stored.storage_offset() + int(places[0]) * stored.stride(0)
+                    target.copy_(stored.as_strided((rows, count, *stored.shape[1:]), steps, begin))
+                elif len(picked) == len(ids):
+                    target.copy_(stored[self._on_device(places)].unflatten(0, (rows, count)))
                 else:
                     row, column = torch.as_tensor(picked // count), torch.as_tensor(picked % count)
-                    target[row, column] = part
+                    target[row, column] = stored[self._on_device(places)]
         return [out.flatten(2, 3) for out in found]
 
     def _put(self, pages: PageIds, raw: Tensor) -> None:
@@ -217,6 +222,9 @@ class PagePool:
     def _by_slab(self, ids: PageIds) -> Iterator[SlabPart]:
         """Each slab that has some of them."""
         slabs = self._slab_of[ids]
+        if len(slabs) and (slabs == slabs[0]).all():
+            yield SlabPart(int(slabs[0]), self._place_of[ids].astype(np.int64), np.arange(len(ids)))
+            return
         for number in np.unique(slabs):
             picked = np.flatnonzero(slabs == number)
             yield SlabPart(int(number), self._place_of[ids[picked]].astype(np.int64), picked)
@@ -236,3 +244,13 @@ class PagePool:
             self._slab_of = np.append(self._slab_of, np.full(pages, self._next_slab, np.int32))
             self._place_of = np.append(self._place_of, np.arange(pages, dtype=np.int32))
             self._next_slab += 1
+
+
+def _row_step(places: NDArray[np.int64]) -> int | None:
+    """Distance of the rows where each row's places follow each other and rows lie evenly, forwards; else None."""
+    if not places.size or (places.shape[1] > 1 and (np.diff(places, axis=1) != 1).any()):
+        return None
+    steps = np.diff(places[:, 0])
+    if not len(steps):
+        return 0
+    return int(steps[0]) if steps[0] >= 0 and (steps == steps[0]).all() else None
