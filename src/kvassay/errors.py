@@ -42,6 +42,10 @@ class CacheStateError(KvassayError, RuntimeError):
     """An operation that the cache cannot do in the state it is in; nothing was changed."""
 
 
+class PrefixStoreError(KvassayError):
+    """A folder of shared prefixes that cannot be written or read."""
+
+
 class PackedKVError(KvassayError):
     """A packed-KV file that cannot be written, read or trusted."""
 

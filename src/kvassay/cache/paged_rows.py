@@ -30,6 +30,15 @@ class PagedRows:
         self.end = self.first
         self.table: PageIds = np.zeros((rows, 0), np.int32)
 
+    @classmethod
+    def sharing(cls, pool: PagePool, table: PageIds, start: int, first: int, end: int) -> PagedRows:
+        """Tokens `first` to `end - 1` in pages `[rows, pages]` that others hold too; the first page begins at `start`."""
+        rows = cls(pool, table.shape[0], start, first)
+        rows.end = end
+        rows.table = table.astype(np.int32)
+        pool.retain(rows.table)
+        return rows
+
     def __del__(self) -> None:
         # A cache that is no longer used gives its pages back to those that share the pool.
         if self.table.size:

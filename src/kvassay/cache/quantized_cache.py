@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
-from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, row_numbers
+from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, SharedHeads, row_numbers
 from kvassay.cache.side_store import OnClip
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import LayerGeometry, Owner, geometry_from_config
@@ -93,6 +93,25 @@ class QuantizedCache(Cache):
         )
 
     @property
+    def calibration(self) -> Mapping[int, LayerCalibration] | None:
+        """Static scales by layer, as given."""
+        return self._calibration
+
+    @property
+    def key_transforms(self) -> Mapping[int, KeyTransform] | None:
+        """Key transforms by layer, as given."""
+        return self._key_transforms
+
+    @property
+    def on_clip(self) -> OnClip:
+        """What happens to values that saturate."""
+        return self._on_clip
+
+    @property
+    def quantized_layers(self) -> tuple[QuantizedLayer, ...]:
+        return tuple(self._quantized_layers)
+
+    @property
     def clipped_values(self) -> int:
         """Finite values that saturated when they were encoded, over all layers."""
         return sum(store.clipped_values for layer in self._quantized_layers for store in layer.stores)
@@ -155,6 +174,32 @@ class QuantizedCache(Cache):
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedCache:
         # A copy is independent of the original whether or not unwritten pages are shared.
         return self.fork()
+
+    def share_into(self, other: QuantizedCache) -> None:
+        """Give `other`, an empty cache of the same format and geometry, these tokens, as `fork` does."""
+        other.require_fillable()
+        for mine, theirs in zip(self._quantized_layers, other._quantized_layers, strict=True):
+            records = theirs.record_past
+            mine.share_with(theirs, with_padding=False)
+            if records:
+                theirs.activate_past_recording()
+
+    def adopt(self, tokens: int, layers: Sequence[Sequence[SharedHeads]], dtype: torch.dtype) -> None:
+        """Begin this empty cache with one row of `tokens` tokens whose pages others hold too, by layer and head group.
+
+        `dtype` is what the model computes in.
+        """
+        self.require_fillable()
+        for layer, groups in zip(self._quantized_layers, layers, strict=True):
+            layer.adopt(tokens, groups, dtype)
+
+    def require_fillable(self) -> None:
+        """Raise CacheStateError unless this cache holds no token and pads no row."""
+        if self.get_seq_length() or any(layer.left_padded for layer in self._quantized_layers):
+            raise CacheStateError(
+                f"the cache holds {self.get_seq_length()} tokens or pads its rows; shared tokens go into an empty cache "
+                "of one row, made without left_padding"
+            )
 
     def take_rows(self, other: QuantizedCache) -> None:
         """Add the rows of `other`, which shares its pages; the shorter cache is padded on the left.

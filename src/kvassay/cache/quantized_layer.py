@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.side_store import OnClip, SideStore
 from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
@@ -39,6 +40,20 @@ class StoredHeads(NamedTuple):
 
     def select(self, rows: Sequence[int]) -> StoredHeads:
         return StoredHeads(self.heads, self.keys.select(rows), self.values.select(rows))
+
+
+class SharedSide(NamedTuple):
+    """One side of a head group in pages that others hold too, for `SideStore.adopt`."""
+
+    run: PagedRows
+    sinks: PagedRows | None
+
+
+class SharedHeads(NamedTuple):
+    """Both sides of a head group."""
+
+    keys: SharedSide
+    values: SharedSide
 
 
 class Cohort(NamedTuple):
@@ -119,6 +134,11 @@ class QuantizedLayer(CacheLayerMixin):
     def batch_size(self) -> int:
         """Rows; −1 before the first token."""
         return sum(len(cohort.rows) for cohort in self.cohorts) or -1
+
+    @property
+    def left_padded(self) -> bool:
+        """True where rows were announced with padding."""
+        return any(self._left_padding or ())
 
     @property
     def stores(self) -> Iterator[SideStore]:
@@ -227,11 +247,24 @@ class QuantizedLayer(CacheLayerMixin):
         self.cohorts = tuple(one._replace(padding=one.padding - columns) for one in self.cohorts)
         self.columns -= columns
 
-    def share_with(self, other: QuantizedLayer) -> None:
-        """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes."""
+    def share_with(self, other: QuantizedLayer, *, with_padding: bool = True) -> None:
+        """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes.
+
+        Without `with_padding` it keeps its own announced padding, which holds again after `reset`.
+        """
         other.columns, other.is_initialized, other.record_past = self.columns, self.is_initialized, self.record_past
-        other._left_padding, other._dtype = self._left_padding, self._dtype
+        other._dtype = self._dtype
+        if with_padding:
+            other._left_padding = self._left_padding
         other.cohorts = _select(self.cohorts, range(self.batch_size)) if self.cohorts else ()
+
+    def adopt(self, columns: int, groups: Sequence[SharedHeads], dtype: torch.dtype) -> None:
+        """Give this empty layer one row of `columns` tokens whose pages others hold too."""
+        cohorts = self._first_cohorts(1)
+        for mine, shared in zip(cohorts[0].stored_heads, groups, strict=True):
+            mine.keys.adopt(*shared.keys)
+            mine.values.adopt(*shared.values)
+        self.cohorts, self.columns, self.is_initialized, self._dtype = cohorts, columns, True, dtype
 
     def offload(self) -> None:
         raise CacheStateError(

@@ -148,6 +148,31 @@ class SideStore:
         """The coded tokens: one run, and more only after blocks were cut."""
         return tuple(self._runs)
 
+    @property
+    def sink_pages(self) -> PagedRows | None:
+        """The sinks, exact; None before the first token."""
+        return self._sinks
+
+    @property
+    def tail_pages(self) -> PagedRows | None:
+        """Exact tokens behind the coded ones; None before the first token."""
+        return self._tail
+
+    def adopt(self, run: PagedRows, sinks: PagedRows | None) -> None:
+        """Begin with tokens whose pages others hold too: all up to the run's end are coded, none waits in the tail.
+
+        What follows is then stored as if these tokens had been appended here, provided that their successors would
+        have pushed them all out of the recent window. `sinks` is needed where the plan has some.
+        """
+        assert self._tail is None, "only a store that never held a token adopts"
+        assert (sinks is None) == (not self.plan.sinks), "sinks come with the first block"
+        tail, exact = self._exact_layouts()
+        self._coded_pool = run.pool
+        self._tail = PagedRows(PagePool(tail, run.pool.device), run.rows)
+        self._sinks = PagedRows(PagePool(exact, run.pool.device), run.rows) if sinks is None else sinks
+        self._runs = [run]
+        self.tokens, self.coded, self.dropped = self.plan.sinks + run.end, run.end, run.first
+
     def append(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> None:
         """Add tokens. On an error nothing is added."""
         self.commit(self.prepare(values))
@@ -347,14 +372,18 @@ class SideStore:
     def _reserve(self, rows: int, device: torch.device, coded: int, end: int) -> None:
         """Take memory before anything changes. What is taken depends on the length alone."""
         if self._tail is None or (not self.tokens and self._tail.rows != rows):
-            tail = exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, TAIL_PAGE_TOKENS)
-            sinks = exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, max(1, self.plan.sinks))
+            tail, sinks = self._exact_layouts()
             self._coded_pool = PagePool(self.coded_layout, device)
             self._tail = PagedRows(PagePool(tail, device), rows)
             self._sinks = PagedRows(PagePool(sinks, device), rows)
         assert self._coded_pool is not None, "made with the tail"
         self._coded_pool.ensure(rows * coded_capacity(self.plan, coded))
         self._tail.pool.ensure(rows * tail_capacity(self.plan, end))
+
+    def _exact_layouts(self) -> tuple[PageLayout, PageLayout]:
+        """Pages of the tail and of the sinks."""
+        tail = exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, TAIL_PAGE_TOKENS)
+        return tail, exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, max(1, self.plan.sinks))
 
     def _parts(self, dtype: torch.dtype, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
         """(first token, end, values) of pieces that follow each other, each small enough to be worked on at once."""
