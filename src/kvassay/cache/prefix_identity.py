@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -113,9 +112,10 @@ class PrefixIdentity(BaseModel):
             salt=salt,
         )
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON: equal in two processes, different when any one field differs."""
+        # Not cached: `model_copy(update=...)` would take a cached digest along to other fields.
         return sha256_json({"schema": SCHEMA, **self.model_dump(mode="json")})
 
     @property
