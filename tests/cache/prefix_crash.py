@@ -30,12 +30,12 @@ def put_and_die(folder: Path, kill_at: int, after: bool) -> None:
             count += 1
             if count != kill_at:
                 return real(*args, **named)
-            if after and is_write:
-                real(args[0], args[1][: len(args[1]) // 2])
-            elif after:
-                real(*args, **named)
-            os.kill(os.getpid(), signal.SIGKILL)
-            return None
+            try:
+                if after and is_write:
+                    return real(args[0], args[1][: len(args[1]) // 2])
+                return real(*args, **named) if after else None
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
 
         return call
 

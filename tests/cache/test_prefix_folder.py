@@ -102,13 +102,14 @@ def test_b51_a_put_that_fails_half_way_leaves_no_key_and_moves_no_counter(tmp_pa
             try:
                 store.put(cache, range(TOKENS), identity)
             except PrefixStoreError as error:
-                assert "No space left on device" in str(error)
-                failed += 1
+                message = str(error)
             else:
                 break
+        failed += 1
+        assert "No space left on device" in message
         assert names(tmp_path / str(at)) == []
         assert store.statistics == (0, 0, 0, 0, 0, 0, 0)
-        assert (store.nbytes, list(store.storages())) == (0, []) or store.nbytes == 0
+        assert store.nbytes == 0
         assert store.lookup(range(TOKENS), identity, empty_cache()).matched_tokens == 0
         assert store.put(cache, range(TOKENS), identity).new_blocks == 3
         assert store.statistics[:2] == (1, 3)
@@ -116,7 +117,7 @@ def test_b51_a_put_that_fails_half_way_leaves_no_key_and_moves_no_counter(tmp_pa
 
 
 def test_b51_a_put_that_finds_no_memory_leaves_nothing(monkeypatch) -> None:
-    cache = filled_cache("kivi-4,sinks=2")
+    cache = filled_cache("kivi-4,sinks=2,recent=4")
     identity = identity_of(cache)
     real, failed = PagePool.allocate, 0
     for at in range(1, 50):
@@ -139,7 +140,7 @@ def test_b51_a_put_that_finds_no_memory_leaves_nothing(monkeypatch) -> None:
                 break
         assert store.nbytes == 0
         assert store.statistics.puts == 0
-        assert store.lookup(range(TOKENS), identity, empty_cache("kivi-4,sinks=2")).matched_tokens == 0
+        assert store.lookup(range(TOKENS), identity, empty_cache("kivi-4,sinks=2,recent=4")).matched_tokens == 0
         store.clear()
         assert not list(store.storages())
     assert failed >= 18
@@ -158,6 +159,7 @@ def test_a_damaged_file_is_a_miss_that_is_reported_and_removed(tmp_path_factory,
     content = path.read_bytes()
     kind = data.draw(st.sampled_from(["flip", "cut", "longer", "empty", "zeros", "link", "folder"]), "damage")
     place = data.draw(st.integers(0, len(content) - 1) | st.integers(0, 900), "place")
+    place = min(place, len(content) - 1)
     path.unlink()
     match kind:
         case "flip":
@@ -180,17 +182,19 @@ def test_a_damaged_file_is_a_miss_that_is_reported_and_removed(tmp_path_factory,
     assert found.tokens == block * BLOCK
     assert len(found.damaged) == store.statistics.damaged_files == 1
     assert path.name in found.damaged[0]
-    if found.tokens:
+    if block and found.tokens:
         assert_prefix_of(found.cache, whole)
-    if kind != "folder":
-        assert not os.path.lexists(path)
+    if kind == "folder":
+        path.rmdir()
+    assert not os.path.lexists(path)
+    if data.draw(st.booleans(), "put again"):
         assert store.put(whole, range(TOKENS), identity).new_blocks >= 1
         assert PrefixStore(folder=folder).lookup(range(TOKENS), identity, empty_cache()).tokens == 3 * BLOCK
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("model", "other"), ("revision", "r2"), ("tokenizer", "t2"), ("salt", "s"), ("compute_dtype", "float16")],
+    [("model", "other"), ("revision", "r2"), ("tokenizer", "t2"), ("salt", "user 2"), ("compute_dtype", "float16")],
 )
 def test_r8_a_file_under_another_identity_is_refused_by_name(tmp_path, field, value) -> None:
     """A file that was given another key's name is not read for what it is called."""
@@ -206,11 +210,10 @@ def test_r8_a_file_under_another_identity_is_refused_by_name(tmp_path, field, va
     found = PrefixStore(folder=tmp_path).lookup(range(TOKENS), other, empty_cache())
     assert found.tokens == 0
     assert f"was made for {field} " in found.damaged[0]
-    assert (value not in content.decode("latin-1")) or field != "salt"
 
 
 def test_a_file_is_safetensors_and_hides_salt_and_tokens(tmp_path) -> None:
-    cache, store = filled_cache("kivi-4,sinks=2"), PrefixStore(folder=tmp_path)
+    cache, store = filled_cache("kivi-4,sinks=2,recent=4"), PrefixStore(folder=tmp_path)
     identity = identity_of(cache, salt="a secret of the user")
     ids = [40_000 + token for token in range(TOKENS)]
     store.put(cache, ids, identity)

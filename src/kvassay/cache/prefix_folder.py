@@ -64,13 +64,15 @@ class PrefixFolder:
             return None
         except OSError as error:
             raise PrefixStoreError(f"{name} cannot be opened: {error.strerror}") from error
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise PrefixStoreError(f"{name} is not a plain file")
-            try:
+            with os.fdopen(handle, "rb", closefd=False) as file:
                 return file.read(nbytes + 1)
-            except OSError as error:
-                raise PrefixStoreError(f"{name} cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise PrefixStoreError(f"{name} cannot be read: {error.strerror}") from error
+        finally:
+            os.close(handle)
 
     def write(self, name: str, content: bytes) -> None:
         """Put a whole file under its name, or nothing; raises PrefixStoreError. `sync` makes the name durable."""

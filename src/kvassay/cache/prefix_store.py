@@ -192,8 +192,7 @@ class PrefixStore:
             to_folder = to_folder[:fitting]
             self._folder.make_room(sum(nbytes[:fitting]))
         blocks.add(pages, to_memory, to_folder)
-        if to_folder:
-            blocks.touch(parts)
+        blocks.touch(parts)
         return len({part.block for part in (*to_memory, *to_folder)}), left_out
 
     def _keep_snapshot(
