@@ -2,28 +2,33 @@
 
     python -m benchmarks.cache_forks [--forks 1000] [--tokens 4000] [--layers 2] [--json]
 
-`fork()` shares every page of a cache, the partly filled ones too, and copies those when a fork writes to them. A lookup
-in a PrefixStore begins on a page bound, so nothing is copied. Counted are the real storages (slabs of pages, each once)
-and block tables, and beside them what the process really grew by: Python's objects of a fork are no cache bytes, and
-they are memory. The input is Gaussian; bytes do not depend on it.
+`cache` forks a cache at that length: the forks share every page, partly filled ones too, and copy those when they write
+to them (column "copies"). `lookup` forks what a PrefixStore gives for that prompt, which ends on a page bound, so nothing
+is copied. Counted are pages and block tables, each once, and beside them what the process grew by: a fork's Python
+objects are no cache bytes, and they are memory. Each case runs in a process of its own. The input is Gaussian; bytes do
+not depend on it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
+import multiprocessing
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from transformers import LlamaConfig
 
 from kvassay.cache import PrefixIdentity, PrefixStore, QuantizedCache
+from kvassay.cache.paged_rows import PagedRows
 
 HEADS, DIM = 8, 128
 FORMATS = ("kivi-4", "int8-token-head")
+HOW = ("cache", "lookup")
 APPENDED = (0, 1, 16, 64)
 
 
@@ -37,9 +42,11 @@ class Row(NamedTuple):
     """Pages and tables of the cache that was forked."""
     pages_nbytes: int
     """Pages of all forks together, each once, without those of the one."""
+    copies_nbytes: int
+    """Those of them that are copies of partly filled pages of the one."""
     tables_nbytes: int
     own_nbytes: int
-    """What the appended tokens take by themselves: those of their pages that hold nothing else, whole."""
+    """Pages of as many caches that hold the appended tokens alone."""
     resident_nbytes: int
     """Growth of the process since before the forks."""
 
@@ -76,77 +83,78 @@ def filled(layers: int, name: str, tokens: int) -> QuantizedCache:
     return cache
 
 
+def parts(cache: QuantizedCache) -> Iterator[PagedRows]:
+    for layer in cache.quantized_layers:
+        for store in layer.stores:
+            for part in (*store.coded_pages, store.tail_pages, store.sink_pages):
+                if part is not None and part.table.size:
+                    yield part
+
+
 def pages_nbytes(caches: Iterable[QuantizedCache]) -> int:
     """Pages that block tables name, each once."""
     held: dict[int, tuple[int, set[int]]] = {}
     for cache in caches:
-        for layer in cache.quantized_layers:
-            for store in layer.stores:
-                for part in (*store.coded_pages, store.tail_pages, store.sink_pages):
-                    if part is not None and part.table.size:
-                        held.setdefault(id(part.pool), (part.pool.layout.nbytes, set()))[1].update(part.table.ravel())
+        for part in parts(cache):
+            held.setdefault(id(part.pool), (part.pool.layout.nbytes, set()))[1].update(part.table.ravel().tolist())
     return sum(nbytes * len(pages) for nbytes, pages in held.values())
 
 
 def tables_nbytes(caches: Iterable[QuantizedCache]) -> int:
-    return sum(
-        part.table_nbytes
-        for cache in caches
-        for layer in cache.quantized_layers
-        for store in layer.stores
-        for part in (*store.coded_pages, store.tail_pages, store.sink_pages)
-        if part is not None
-    )
+    """Block tables, each once: forks share one until they write."""
+    return sum({id(part.table): part.table_nbytes for cache in caches for part in parts(cache)}.values())
+
+
+def copied_nbytes(one: QuantizedCache, forks: Sequence[QuantizedCache]) -> int:
+    """Pages of forks that stand in the place of a partly filled page of the one."""
+    found = 0
+    for fork in forks:
+        for mine, theirs in zip(parts(one), parts(fork), strict=False):
+            last = mine.table.shape[1] - 1 - (theirs.start - mine.start) // mine.pool.layout.tokens
+            partly = (mine.end - mine.start) % mine.pool.layout.tokens
+            if mine.pool is theirs.pool and partly and last >= 0 and mine.table[0, -1] != theirs.table[0, last]:
+                found += mine.pool.layout.nbytes
+    return found
 
 
 def resident_nbytes() -> int:
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(name: str, how: str, layers: int, tokens: int, forks: int) -> Iterable[Row]:
-    cache = filled(layers, name, tokens)
-    if how == "fork()":
-        one = cache
-    else:
+@torch.inference_mode()
+def measure(name: str, how: str, layers: int, tokens: int, forks: int) -> list[Row]:
+    torch.set_num_threads(1)
+    one = filled(layers, name, tokens)
+    if how == "lookup":
         store = PrefixStore()
         identity = PrefixIdentity.of(
-            cache, model="m", revision="r", tokenizer="t", rope="default", compute_dtype="float32"
+            one, model="m", revision="r", tokenizer="t", rope="default", compute_dtype="float32"
         )
-        store.put(cache, range(tokens), identity)
+        store.put(one, range(tokens), identity)
         one = store.lookup(range(tokens), identity, QuantizedCache(config(layers), name)).cache
-        del cache
     one_nbytes = pages_nbytes([one]) + tables_nbytes([one])
     before = resident_nbytes()
-    if how == "fork()":
-        found = [one.fork() for _ in range(forks)]
-    else:
-        empty = QuantizedCache(config(layers), name)
-        found = [store.lookup(range(tokens), identity, empty._empty()).cache for _ in range(forks)]
-    shared = pages_nbytes([one])
+    found = [one.fork() for _ in range(forks)]
+    rows: list[Row] = []
     held = 0
     for appended in APPENDED:
         for seed, fork in enumerate(found):
             if appended > held:
                 append(fork, appended - held, seed)
         held = appended
-        own = QuantizedCache(config(layers), name)
-        if appended:
-            append(own, appended, 0)
-        yield Row(
-            name,
-            how,
-            appended,
-            one_nbytes,
-            pages_nbytes([one, *found]) - shared,
-            tables_nbytes(found),
-            forks * pages_nbytes([own]),
-            resident_nbytes() - before,
+        own = pages_nbytes([filled(layers, name, appended)]) if appended else 0
+        pages = pages_nbytes([one, *found]) - pages_nbytes([one])
+        tables = tables_nbytes([one, *found]) - tables_nbytes([one])
+        copies = copied_nbytes(one, found)
+        rows.append(
+            Row(name, how, appended, one_nbytes, pages, copies, tables, forks * own, resident_nbytes() - before)
         )
+    return rows
 
 
-@torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forks", type=int, default=1000)
@@ -154,23 +162,22 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows: list[Row] = []
-    for name in FORMATS:
-        for how in ("fork()", "lookup"):
-            rows += measure(name, how, options.layers, options.tokens, options.forks)
+    cases = [(name, how, options.layers, options.tokens, options.forks) for name in FORMATS for how in HOW]
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as workers:
+        rows = [row for case in cases for row in workers.apply(measure, case)]
     if options.json:
         print(json.dumps([{**row._asdict(), "ratio": row.ratio} for row in rows], indent=1))
         return
     shape = f"{options.layers} layers x {HEADS} heads x {DIM}"
     print(f"{options.forks} forks of {options.tokens} tokens, {shape}; MB = 10^6 bytes")
     print(
-        "format           how      appended   one MB  all forks: pages MB  tables MB  own tokens MB   ratio  resident MB"
+        "| format | of a | appended | one MB | pages MB | copies MB | tables MB | own tokens MB | ratio | process MB |"
     )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
-        print(
-            f"{row.kv_format:16} {row.how:8} {row.appended:8} {row.one_nbytes / 1e6:8.2f} {row.pages_nbytes / 1e6:20.2f} "
-            f"{row.tables_nbytes / 1e6:10.2f} {row.own_nbytes / 1e6:14.2f} {row.ratio:7.3f} {row.resident_nbytes / 1e6:12.1f}"
-        )
+        nbytes = (row.one_nbytes, row.pages_nbytes, row.copies_nbytes, row.tables_nbytes, row.own_nbytes)
+        cells = (f"`{row.kv_format}`", row.how, row.appended, *(f"{one / 1e6:.2f}" for one in nbytes))
+        print("|", " | ".join(map(str, cells)), f"| {row.ratio:.3f} | {row.resident_nbytes / 1e6:.0f} |")
 
 
 if __name__ == "__main__":

@@ -141,7 +141,8 @@ class PagedRows:
         """The same tokens of some rows, in this order, sharing their pages."""
         chosen = PagedRows(self.pool, len(rows), self.start, self.first)
         chosen.end = self.end
-        chosen.table = self.table[np.asarray(rows, np.int64)]
+        # A fork of all rows shares the table too; whoever changes one makes a new array.
+        chosen.table = self.table if list(rows) == list(range(self.rows)) else self.table[np.asarray(rows, np.int64)]
         self.pool.retain(chosen.table)
         return chosen
 
@@ -172,6 +173,7 @@ class PagedRows:
         shared = self.pool.references(last) > 1
         if not shared.any():
             return
+        self.table = self.table.copy()
         for row in np.flatnonzero(shared):
             page = self.table[row : row + 1, -1].copy()
             if self.pool.references(page)[0] > 1:
