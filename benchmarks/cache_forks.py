@@ -2,11 +2,11 @@
 
     python -m benchmarks.cache_forks [--forks 1000] [--tokens 4000] [--layers 2] [--json]
 
-`cache` forks a cache at that length: the forks share every page, partly filled ones too, and copy those when they write
-to them (column "copies"). `lookup` forks what a PrefixStore gives for that prompt, which ends on a page bound, so nothing
-is copied. Counted are pages and block tables, each once, and beside them what the process grew by: a fork's Python
-objects are no cache bytes, and they are memory. Each case runs in a process of its own. The input is Gaussian; bytes do
-not depend on it.
+`cache` forks a cache at that length: the forks share every page, partly filled ones too, and copy those when they
+write to them (column "copies"). `lookup` forks what a PrefixStore gives for that prompt, which ends on a page bound:
+nothing is copied. Counted are pages and block tables, each once, and beside them what the process grew by: a fork's
+Python objects are no cache bytes, and they are memory. Each case runs in a process of its own. The input is Gaussian;
+bytes do not depend on it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class PagedRows:
 
     @classmethod
     def sharing(cls, pool: PagePool, table: PageIds, start: int, first: int, end: int) -> PagedRows:
-        """Tokens `first` to `end - 1` in pages `[rows, pages]` that others hold too; the first page begins at `start`."""
+        """Tokens `first` to `end - 1` in pages `[rows, pages]` that others hold too; page 0 begins at `start`."""
         rows = cls(pool, table.shape[0], start, first)
         rows.end = end
         rows.table = table.astype(np.int32)

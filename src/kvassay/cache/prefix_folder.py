@@ -1,8 +1,8 @@
 """PrefixFolder: one file a block, whose name is its key. The folder itself is the index, so no index can lie.
 
-A file gets its name by one rename, after its bytes have reached the disk; until then it has a hidden name that no lookup
-asks for. A process that is killed at any point leaves whole files and at most one hidden rest, which the next to make
-room removes. Several processes may use a folder: a file that another one removed is a miss.
+A file gets its name by one rename, after its bytes have reached the disk; until then its name is hidden and no lookup
+asks for it. A process that is killed at any point leaves whole files and at most one hidden rest, which the next to
+make room removes. Several processes may use a folder: a file that another one removed is a miss.
 
 The time of the last use is the file's modification time, which each lookup sets: access times are switched off on many
 systems.
@@ -109,7 +109,7 @@ class PrefixFolder:
             os.unlink(self.folder / name)
 
     def make_room(self, nbytes: int = 0) -> bool:
-        """Remove rests of dead writers, then the longest unused files until `nbytes` more fit; False if they never do."""
+        """Remove dead writers' rests, then the longest unused files until `nbytes` more fit; False if they never do."""
         if self.limit_nbytes is None:
             return True
         whole, partial = self._scan()

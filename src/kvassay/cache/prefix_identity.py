@@ -184,8 +184,8 @@ def _transform_digest(transform: KeyTransform) -> str:
     found = getattr(transform, "digest", None)
     if not isinstance(found, str):
         raise FormatError(
-            f"the key transform {type(transform).__name__} has no digest, so nobody can tell whether another one undoes "
-            "it; give the class a property `digest`: SHA-256 of all that it takes away"
+            f"the key transform {type(transform).__name__} has no digest, so nobody can tell whether another one "
+            "undoes it; give the class a property `digest`: SHA-256 of all that it takes away"
         )
     return found
 

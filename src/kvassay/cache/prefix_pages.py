@@ -1,7 +1,7 @@
 """Pages of a block: taken out of a cache, and given to an empty one.
 
-A shelf is one identity's pools. A cache that began with shared pages goes on in the shelf's pools, so the blocks that it
-adds can be stored without a copy; blocks of any other cache are copied once.
+A shelf is one identity's pools. A cache that began with shared pages goes on in the shelf's pools, so the blocks that
+it adds can be stored without a copy; blocks of any other cache are copied once.
 """
 
 from __future__ import annotations

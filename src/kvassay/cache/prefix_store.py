@@ -1,8 +1,9 @@
 """PrefixStore: prefixes of texts that several caches share, in memory and in a folder.
 
-Blocks are the coded pages of some tokens on every side of every layer (`core.prefix_blocks`); a lookup gives the longest
-run of them that a prompt begins with, as a cache whose pages stay shared until somebody writes. Snapshots are whole
-caches, window and waiting tokens included, for texts that go on exactly where one ended (docs/design/prefix-store.md).
+Blocks are the coded pages of some tokens on every side of every layer (`core.prefix_blocks`); a lookup gives the
+longest run of them that a prompt begins with, as a cache whose pages stay shared until somebody writes. Snapshots are
+whole caches, window and waiting tokens included, for texts that go on exactly where one ended. Why it is so:
+docs/design/prefix-store.md.
 
 A store serves one thread; several processes may use one folder.
 """
@@ -31,8 +32,8 @@ _SNAPSHOT = "snapshot"
 class PrefixStore:
     """Shared prefixes, by identity and tokens.
 
-    `limit_nbytes` bounds the pages that are kept in memory (without one, what was put stays until `clear`): what was not
-    used for longest goes first, unless a live cache needs its pages, since then nothing would be freed.
+    `limit_nbytes` bounds the pages that are kept in memory (without one, what was put stays until `clear`): what was
+    not used for longest goes first, unless a live cache needs its pages, since then nothing would be freed.
     `folder` keeps blocks on disk too, up to `folder_limit_nbytes`; it is made if it is missing. Caches that a lookup
     fills live on `device`.
     """
@@ -58,7 +59,7 @@ class PrefixStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pages that the store keeps, each page once however many blocks, snapshots and caches share it."""
+        """Bytes of the pages that the store keeps, each once however many blocks, snapshots and caches share it."""
         return self._memory.nbytes
 
     def storages(self) -> Iterator[Tensor]:
@@ -89,8 +90,8 @@ class PrefixStore:
     ) -> Put:
         """Store what one row of `cache` holds: `token_ids` are exactly its tokens, padding left out.
 
-        Whole blocks of coded tokens are stored, and with `snapshot=True` the whole state after the last token, in memory.
-        All of it is stored or, on an error, nothing. Raises ForeignFormatError where the identity is not the cache's,
+        Whole blocks of coded tokens are stored, and with `snapshot=True` the state after the last token, in memory. All
+        of it is stored or, on an error, nothing. Raises ForeignFormatError where the identity is not the cache's,
         CacheStateError where the tokens are not, PrefixStoreError where the folder cannot be written.
         """
         identity.require_fits(cache)
@@ -99,8 +100,8 @@ class PrefixStore:
         pages = RowPages(cache, row, shelf.grid)
         if pages.tokens != len(tokens):
             raise CacheStateError(
-                f"row {row} holds {pages.tokens} tokens and {len(tokens)} were named; name exactly those that are in the "
-                "cache (the last token that `generate` returns is not in it yet)"
+                f"row {row} holds {pages.tokens} tokens and {len(tokens)} were named; name exactly those that are in "
+                "the cache (the last token that `generate` returns is not in it yet)"
             )
         keys = list(block_keys(identity.digest, tokens, shelf.grid))
         blocks = TextBlocks(identity, keys, shelf, self._memory, self._folder)
@@ -121,8 +122,8 @@ class PrefixStore:
     def lookup(self, token_ids: Sequence[int] | Tensor, identity: PrefixIdentity, cache: QuantizedCache) -> Lookup:
         """Give `cache`, an empty one, the longest usable prefix of a prompt.
 
-        A prefix is usable where the cache, once the rest of the prompt was appended, is exactly as if all of it had been
-        appended there: tokens that would still be exact then are left to run, and so is at least one token.
+        A prefix is usable where the cache, once the rest of the prompt was appended, is exactly as if all of it had
+        been appended there: tokens that would still be exact then are left to run, and so is at least one token.
         Raises ForeignFormatError where the identity is not the cache's.
         """
         identity.require_fits(cache)
@@ -171,7 +172,7 @@ class PrefixStore:
         return Lookup(cache, used, len(tokens), grid.end(matched), source, bound, tuple(blocks.damaged))
 
     def _add(self, pages: RowPages, blocks: TextBlocks, parts: Sequence[Part]) -> tuple[int, str | None]:
-        """Store parts of a text, the first ones where not all fit; how many blocks got something new, and why not more."""
+        """Store parts of a text, the first ones where not all fit; how many blocks got something, and why not more."""
         blocks.touch(parts)
         to_memory = [part for part in parts if not blocks.in_memory(part)]
         to_folder = [part for part in parts if self._folder is not None and not blocks.in_folder(part)]

@@ -52,7 +52,8 @@ class QuantizedCache(Cache):
         self.kv_format = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
         self.geometry = geometry_from_config(config.to_dict())
         check_serves(self.kv_format, self.geometry)
-        self._calibration, self._on_clip, self._key_transforms = calibration, on_clip, key_transforms
+        self._calibration, self._key_transforms = calibration, key_transforms
+        self._on_clip: OnClip = on_clip
         self._config = config
         padding = None if left_padding is None else [int(count) for count in left_padding]
         if padding is not None and (not padding or min(padding) < 0):
@@ -197,8 +198,8 @@ class QuantizedCache(Cache):
         """Raise CacheStateError unless this cache holds no token and pads no row."""
         if self.get_seq_length() or any(layer.left_padded for layer in self._quantized_layers):
             raise CacheStateError(
-                f"the cache holds {self.get_seq_length()} tokens or pads its rows; shared tokens go into an empty cache "
-                "of one row, made without left_padding"
+                f"the cache holds {self.get_seq_length()} tokens or pads its rows; shared tokens go into an empty "
+                "cache of one row, made without left_padding"
             )
 
     def take_rows(self, other: QuantizedCache) -> None:

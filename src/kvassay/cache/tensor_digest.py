@@ -12,5 +12,5 @@ def tensor_digest(tensor: Tensor) -> str:
     """SHA-256 of dtype, shape and the row-major bytes."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
     whole = tensor.detach().cpu().contiguous().reshape(-1)
-    digest.update(whole.view(torch.uint8).numpy())
+    digest.update(memoryview(whole.view(torch.uint8).numpy()))
     return digest.hexdigest()

@@ -7,7 +7,7 @@ Sides may have fewer sinks than others (float sides, sliding layers have none). 
 tokens behind a page bound, and the block takes the begin of that page along (`rest_tokens`).
 
 Keys form a chain, `sha256(key before, kind, number of tokens, tokens as little-endian u64)`, whose first link is the
-digest of all that must agree (`cache.prefix_identity`). Equal keys therefore mean an equal text from its first token on.
+digest of all that must agree (`cache.prefix_identity`). Equal keys therefore mean equal texts from the first token on.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ def block_grid(kv_format: KVFormat, geometry: CacheGeometry) -> BlockGrid:
     if uneven is not None:
         obstacle = (
             f"{uneven.side} of layer {uneven.layer} keep {uneven.plan.sinks} sinks and are coded "
-            f"{uneven.plan.spec.tokens_per_block} tokens at a time, and other sides keep {sinks} sinks, so no length is "
-            "a block bound on all sides; use sinks=0, or snapshots"
+            f"{uneven.plan.spec.tokens_per_block} tokens at a time, and other sides keep {sinks} sinks, so no length "
+            "is a block bound on all sides; use sinks=0, or snapshots"
         )
     return BlockGrid(tuple(grid), sinks, block, obstacle)
 
