@@ -86,8 +86,9 @@ def filled(layers: int, name: str, tokens: int) -> QuantizedCache:
 def parts(cache: QuantizedCache) -> Iterator[PagedRows]:
     for layer in cache.quantized_layers:
         for store in layer.stores:
-            for part in (*store.coded_pages, store.tail_pages, store.sink_pages):
-                if part is not None and part.table.size:
+            held = store.parts
+            for part in () if held is None else (*held.runs, held.tail, held.sinks):
+                if part.table.size:
                     yield part
 
 
@@ -102,7 +103,7 @@ def pages_nbytes(caches: Iterable[QuantizedCache]) -> int:
 
 def tables_nbytes(caches: Iterable[QuantizedCache]) -> int:
     """Block tables, each once: forks share one until they write."""
-    return sum({id(part.table): part.table_nbytes for cache in caches for part in parts(cache)}.values())
+    return sum({id(part.table.base): part.table_nbytes for cache in caches for part in parts(cache)}.values())
 
 
 def copied_nbytes(one: QuantizedCache, forks: Sequence[QuantizedCache]) -> int:

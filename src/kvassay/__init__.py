@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvassay.core.format_names import parse_format
     from kvassay.core.kv_format import KVFormat
     from kvassay.core.ledger import ByteLedger, predict_ledger
+    from kvassay.engines.transformers.calibration import calibrate
     from kvassay.formats.packed_kv import PackedFormat, PackedKV, format, load_packed
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ _HOMES = {
     "PrefixIdentity": "kvassay.cache",
     "PrefixStore": "kvassay.cache",
     "QuantizedCache": "kvassay.cache",
+    "calibrate": "kvassay.engines.transformers.calibration",
     "format": "kvassay.formats.packed_kv",
     "load_contract": "kvassay.core.contract",
     "load_packed": "kvassay.formats.packed_kv",
@@ -43,6 +45,7 @@ __all__ = [
     "PrefixIdentity",
     "PrefixStore",
     "QuantizedCache",
+    "calibrate",
     "format",
     "load_contract",
     "load_packed",

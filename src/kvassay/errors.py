@@ -42,12 +42,20 @@ class CacheStateError(KvassayError, RuntimeError):
     """An operation that the cache cannot do in the state it is in; nothing was changed."""
 
 
+class ContainerError(KvassayError):
+    """A file of arrays that cannot be written, or is no whole safetensors file with kvassay's header."""
+
+
 class PrefixStoreError(KvassayError):
     """A folder of shared prefixes that cannot be written or read."""
 
 
 class PackedKVError(KvassayError):
     """A packed-KV file that cannot be written, read or trusted."""
+
+
+class SavedCacheError(KvassayError):
+    """A file of a saved cache that cannot be written, read or trusted, or that belongs to another cache."""
 
 
 class ContractError(KvassayError):
@@ -64,6 +72,10 @@ class WorkloadError(KvassayError):
 
 class PackError(KvassayError):
     """An evidence pack or output folder that cannot be written, read or trusted."""
+
+
+class CapacityError(KvassayError):
+    """A memory budget that the machine cannot give, or a run at one that did not come to its end."""
 
 
 class MissingExtraError(KvassayError):

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, Phi3Config, PretrainedConfig, Qwe
 from kvassay.assess import doctor
 from kvassay.assess.doctor import BIAS_RATIO_LIMIT, OUTLIER_LIMIT, Diagnosis, Severity, diagnose
 from kvassay.cli.app import run
-from kvassay.core.format_names import parse_format
+from kvassay.core.format_names import PRESETS, parse_format
+from kvassay.core.methods import methods
 from kvassay.engines.transformers.checkpoint_keys import checkpoint_keys
 from kvassay.errors import GeometryError, ModelError
 from kvassay.measures.channel_outliers import outlier_ratio
@@ -195,3 +196,15 @@ def test_json_holds_every_figure_and_its_threshold(tmp_path, capsys) -> None:
     assert document["text"]["tokens"] == 64
     assert document["at_risk"] is True
     assert {"what", "basis", "layers", "measured", "reason", "avoid", "prefer"} <= set(document["findings"][0])
+
+
+def test_a_method_that_rotates_by_itself_is_known_by_its_row(monkeypatch) -> None:
+    """A rotated value channel is no risk; whether a codec rotates is said by the method table, for any method."""
+    values = {preset.name: parse_format(preset.name).values for preset in PRESETS}
+    named = {name for name, spec in values.items() if spec.method == "exl3" and spec.num_bits < 8}
+    assert named
+    assert methods()["exl3"].rotates
+    assert not named & set(doctor._shared_scale_values())
+    rows = {name: row._replace(rotates=False) for name, row in methods().items()}
+    monkeypatch.setattr(doctor, "method_of", lambda spec: rows[spec.method])
+    assert named <= set(doctor._shared_scale_values())

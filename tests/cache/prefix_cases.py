@@ -60,8 +60,8 @@ def assert_same_state(one: QuantizedCache, other: QuantizedCache) -> None:
         assert torch.equal(mine.values, theirs.values)
         for a, b in zip(mine.stores, theirs.stores, strict=True):
             assert (a.tokens, a.coded, a.dropped) == (b.tokens, b.coded, b.dropped)
-            pairs = [*zip(a.coded_pages, b.coded_pages, strict=True), (a.tail_pages, b.tail_pages)]
-            for run, expected in [*pairs, (a.sink_pages, b.sink_pages)]:
+            pairs = [*zip(a.coded_pages, b.coded_pages, strict=True), (a.parts.tail, b.parts.tail)]
+            for run, expected in [*pairs, (a.parts.sinks, b.parts.sinks)]:
                 assert (run.first, run.end) == (expected.first, expected.end)
                 if run.tokens:
                     assert run.start == expected.start

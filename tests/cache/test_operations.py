@@ -61,12 +61,15 @@ class CacheMachine(RuleBasedStateMachine):
         recent=st.integers(0, 40),
         padding=st.lists(st.sampled_from([0, 0, 0, 3, 20]), min_size=1, max_size=4),
         recording=st.booleans(),
+        views=st.booleans(),
     )
-    def begin(self, name, sinks, recent, padding, recording) -> None:
+    def begin(self, name, sinks, recent, padding, recording, views) -> None:
         self.seed = 0
+        self.held = []
         kv_format = parse_format(f"{name},sinks={sinks},recent={recent}")
         config = small_config()
         geometry = geometry_from_config(config.to_dict())
+        config._attn_implementation = "sdpa" if views else "eager"
         cache = QuantizedCache(config, kv_format, on_clip="count", left_padding=padding if any(padding) else None)
         self.pairs = [(cache, ReferenceCache(kv_format, geometry, padding, RECORDED_TOKENS))]
         self.forked = False
@@ -78,8 +81,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.seed += 1
         return torch.randn(rows, HEADS, tokens, DIM, generator=torch.Generator().manual_seed(self.seed))
 
-    @rule(which=st.integers(0, 2), tokens=st.one_of(st.just(1), st.integers(1, 70)))
-    def append(self, which, tokens) -> None:
+    @rule(which=st.integers(0, 2), tokens=st.one_of(st.just(1), st.integers(1, 70)), holds=st.booleans())
+    def append(self, which, tokens, holds) -> None:
         cache, lists = self.pairs[which % len(self.pairs)]
         given = [(self.values(len(lists.rows), tokens), self.values(len(lists.rows), tokens)) for _ in range(2)]
         before = lists.copy()
@@ -95,15 +98,25 @@ class CacheMachine(RuleBasedStateMachine):
                     expected = torch.cat((before.read(layer, side, min(offset, before.columns)), exact), dim=2)
                     if before.columns == 0:
                         expected = exact
-                self.check_rows(lists, seen[side], expected, offset)
+                if holds:
+                    self.held.append((before.padding, seen[side], expected, offset))
+                else:
+                    self.check_rows(before.padding, seen[side], expected, offset)
 
     @staticmethod
-    def check_rows(lists, seen, expected, begin) -> None:
+    def check_rows(paddings, seen, expected, begin) -> None:
         """Equal but for padding, which no query may look at and which must be finite."""
         assert torch.isfinite(seen).all()
-        for row, padding in enumerate(lists.padding):
+        for row, padding in enumerate(paddings):
             first = max(0, padding - begin)
             assert torch.equal(seen[row, :, first:], expected[row, :, first:])
+
+    @rule()
+    def let_go(self) -> None:
+        """What an earlier call handed out is what it was then, whatever happened since."""
+        for held in self.held:
+            self.check_rows(*held)
+        self.held.clear()
 
     @rule(which=st.integers(0, 2), share=st.floats(0, 1))
     def crop(self, which, share) -> None:

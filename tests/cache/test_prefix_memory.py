@@ -221,7 +221,7 @@ def test_a_hundred_forks_of_one_prefix_share_its_pages(name) -> None:
     own = storages_nbytes(slab for fork in forks for slab in fork.storages()) - alone
     # Of its own a fork has what any cache of this length takes behind the coded prefix: its tail, or a coded page.
     expected = sum(
-        tail_capacity(one.plan, one.tokens) * one.tail_pages.pool.layout.nbytes
+        tail_capacity(one.plan, one.tokens) * one.tail_layout.nbytes
         + (one.coded_pages[0].table.shape[1] - begin // one.coded_layout.tokens) * one.coded_layout.nbytes
         for layer in forks[0].layers
         for one in layer.stores

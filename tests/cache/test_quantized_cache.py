@@ -137,7 +137,7 @@ def _storage_nbytes(cache: QuantizedCache) -> list[int]:
                 for records in (pool._references, pool._slab_of, pool._place_of):
                     storages[id(records)] = records.nbytes
             for rows in (*store._runs, store._tail, store._sinks):
-                storages[id(rows)] = rows.table.nbytes
+                storages[id(rows)] = rows._columns.nbytes
     return list(storages.values())
 
 

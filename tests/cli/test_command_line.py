@@ -57,18 +57,21 @@ def test_importing_the_package_and_asking_for_help_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("command", ["assess", "bytes", "formats", "doctor", "verify", "report", "experiment"])
+@pytest.mark.parametrize(
+    "command", ["assess", "bytes", "capacity", "formats", "doctor", "verify", "report", "experiment", "scales"]
+)
 def test_every_command_explains_itself(command, capsys) -> None:
     assert run([command, "--help"]) == 0
-    assert "--json" in capsys.readouterr().out or command == "experiment"
+    assert "--json" in capsys.readouterr().out or command in ("experiment", "scales")
 
 
 def test_bytes_json_equals_the_table(tmp_path, capsys) -> None:
     model = str(write_config(tmp_path / "m"))
     assert run(["bytes", model, "--format", "int4-g64", "--format", "f16", "--context", "128", "--json"]) == 0
     four_bit, plain = json.loads(capsys.readouterr().out)
-    assert plain["persistent_nbytes"] == plain["float16_nbytes"] == 3 * 128 * 2 * 64 * 2 * 2
-    assert four_bit["ratio_to_float16"] == 4.5 / 16
+    paging = 3 * 2 * 2 * 16  # three layers, two sides, two pages
+    assert plain["persistent_nbytes"] - paging == plain["float16_nbytes"] == 3 * 128 * 2 * 64 * 2 * 2
+    assert four_bit["persistent_nbytes"] - paging == four_bit["float16_nbytes"] * 4.5 / 16
     assert run(["bytes", model, "--format", "int4-g64", "--context", "128"]) == 0
     text = capsys.readouterr().out
     assert f"{four_bit['persistent_nbytes']:,} B" in text

@@ -34,7 +34,7 @@ def test_r11_every_preset_is_listed_with_bits_family_source_and_engines(capsys) 
     for preset in PRESETS:
         row, kv_format = rows[preset.name], parse_format(preset.name)
         assert row["digest"] == kv_format.digest
-        assert row["key_bits"] == stored_bits_per_value(kv_format.keys, 1, 64)
+        assert row["key_bits"] == stored_bits_per_value(kv_format.keys, 8, 64)
         for side, spec in (("keys", kv_format.keys), ("values", kv_format.values)):
             method = methods()[spec.method]
             found = row[side]
@@ -60,7 +60,8 @@ def test_a_format_that_cannot_serve_a_head_size_says_so_and_shows_no_bits(capsys
 def test_show_explains_every_example_byte_by_byte(side, capsys, monkeypatch) -> None:
     """R22: offsets and bytes add up to the block, and the block to the stored bits; nominal bits stand beside them."""
     monkeypatch.setattr(format_details, "_has_torch", lambda: False)
-    found = shown(capsys, f"kv={side}", "--head-dim", "64")["keys"]
+    one_head = ("--head-dim", "64", "--kv-heads", "1")
+    found = shown(capsys, f"kv={side}", *one_head)["keys"]
     place = 0
     for array in found["block"]:
         assert array["offset"] == place
@@ -68,7 +69,7 @@ def test_show_explains_every_example_byte_by_byte(side, capsys, monkeypatch) -> 
     assert place == found["block_nbytes"]
     assert found["stored_bits"] == 8 * place / (found["tokens_per_block"] * 64)
     assert found["nominal_bits"] == parse_format(f"kv={side}").keys.num_bits
-    text = printed(capsys, "show", f"kv={side}", "--head-dim", "64")
+    text = printed(capsys, "show", f"kv={side}", *one_head)
     for array in found["block"]:
         assert f"{array['offset']}" in text
         assert str(array["shape"]) in text
@@ -105,12 +106,34 @@ def test_show_names_a_scale_that_all_heads_share(capsys) -> None:
     assert "once for all heads" not in printed(capsys, "show", "int8-token-head")
 
 
+@pytest.mark.parametrize("heads", [1, 2, 8, 32])
+def test_r22_stored_bits_are_those_of_all_heads(heads, capsys) -> None:
+    """A scale that heads share costs each of them its part: the listing, the methods and `show` say the same."""
+    expected = {preset.name: stored_bits_per_value(parse_format(preset.name).keys, heads, 64) for preset in PRESETS}
+    shape = ("--head-dim", "64", "--kv-heads", str(heads))
+    rows = json.loads(printed(capsys, "--json", *shape))
+    assert {row["name"]: row["key_bits"] for row in rows} == expected
+    assert {row["kv_heads"] for row in rows} == {heads}
+    assert expected["int8-token"] == 8 + 32 / (64 * heads)
+    assert f"64 channels and {heads} KV heads" in printed(capsys, *shape)
+    methods_rows = {row["codec"]: row for row in json.loads(printed(capsys, "--methods", "--json", *shape))}
+    assert methods_rows["int8:token"]["stored_bits"] == expected["int8-token"]
+    value = shown(capsys, "int8-token", *shape)
+    assert value["keys"]["stored_bits"] == expected["int8-token"]
+    own = next(each for each in value["sqnr_db"]["keys"] if each["is_this"])
+    assert own["stored_bits"] == expected["int8-token"]
+    assert f"; of {heads} KV heads" in printed(capsys, "show", "int8-token", *shape)
+    assert "KV heads" not in printed(capsys, "show", "int8-token-head", *shape)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["show", "kivi-5"], "format 'kivi-5' is unknown; did you mean 'kivi-4'?"),
         (["show"], "NAME"),
         (["show", "kivi-4", "--head-dim", "0"], "head-dim"),
+        (["show", "kivi-4", "--kv-heads", "0"], "kv-heads"),
+        (["--kv-heads", "4097"], "kv-heads"),
         (["sho", "kivi-4"], "sho"),
     ],
 )

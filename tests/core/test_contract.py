@@ -33,6 +33,8 @@ def test_defaults_are_part_of_the_hash_and_layout_is_not() -> None:
         ("[fidelity.kl_mean]", "[inference]\nseed = 8\n[fidelity.kl_mean]"),
         ("[fidelity.kl_mean]", "[inference]\nalpha = 0.1\n[fidelity.kl_mean]"),
         ('"int8-token-head"', '"int8-token"'),
+        ("[fidelity.kl_mean]", '[inference]\ncalibration = "mse"\n[fidelity.kl_mean]'),
+        ("[fidelity.kl_mean]", '[inference]\ncalibration = "percentile 99"\n[fidelity.kl_mean]'),
         ("[fidelity.kl_mean]", "[task.recall]\nmargin = 0.02\n[fidelity.kl_mean]"),
     ],
 )
@@ -74,6 +76,15 @@ def test_r56_any_edit_of_a_bound_changes_the_hash(before, after) -> None:
             MINIMAL + KL + '[[waivers]]\nclause = "task.recall"\nreason = "not needed here"\ngranted = 2026-01-01',
             "waiver of 'task.recall', which is no clause",
         ),
+        (
+            MINIMAL + KL + '[inference]\ncalibration = "entropy"',
+            "inference.calibration: calibration policy 'entropy' is unknown; use min-max, mse",
+        ),
+        (
+            MINIMAL + KL + '[inference]\ncalibration = "percentile 0"',
+            "inference.calibration: a percentile lies in (0, 100], found 0.0",
+        ),
+        (MINIMAL + KL + "[inference]\ncalibration = 3", "inference.calibration: Input should be a valid string"),
         ("schema = [", "not valid TOML"),
         ("a = " + "[" * 20_000, "not valid TOML: nested too deeply"),
         ("a = " + "{b=" * 20_000, "not valid TOML: nested too deeply"),
@@ -122,6 +133,16 @@ def test_integers_that_json_cannot_hold_are_refused(table, field) -> None:
     margin = "margin = 0.1\n" if table == "task.recall" else ""
     with pytest.raises(ContractError, match=rf"{table}.{field}: Input should be less than or equal to"):
         parse_contract(f"{MINIMAL}{KL}[{table}]\n{margin}{field} = {2**53}\n")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("mse", "least-error"), ("percentile 99.9", "percentile=99.90"), ("percentile 99", "percentile 99.0")],
+)
+def test_two_spellings_of_a_policy_have_one_hash(one, other) -> None:
+    first, second = (parse_contract(f'{MINIMAL}{KL}[inference]\ncalibration = "{each}"\n') for each in (one, other))
+    assert first.inference.calibration == one
+    assert first.sha256 == second.sha256
 
 
 def test_the_largest_seed_has_a_hash() -> None:

@@ -32,7 +32,10 @@ def geometry(layers=2, kv_heads=8, head_dim=128, window=None) -> CacheGeometry:
 def test_r22_bits_at_head_size_128(name, bits) -> None:
     """Stored bits of the engines' formats at whole pages, as METHODS lists them."""
     ledger = predict_ledger(geometry(), parse_format(name), tokens=1024)
-    assert 16 * ledger.ratio_to_float16 == bits
+    paging = ledger.owner_nbytes(Owner.BLOCK_TABLE)
+    assert 16 * (ledger.persistent_nbytes - paging) / ledger.float16_nbytes == bits
+    # 16 bytes for each page of keys and of values, in the two layers.
+    assert paging == 2 * 2 * 1024 // 64 * 16
 
 
 def test_r15_r27_windows_and_sinks_cost_what_they_store() -> None:

@@ -48,6 +48,13 @@ def test_every_command_is_documented() -> None:
     assert commands == shown
 
 
+def test_every_command_of_a_command_is_documented() -> None:
+    shown = {tuple(arguments[:2]) for arguments in kvassay_commands(ROOT / "README.md")}
+    below = {(name, each) for name in app if not name.startswith("-") for each in app[name] if not each.startswith("-")}
+    assert {("scales", "show"), ("scales", "write"), ("formats", "show")} <= below
+    assert below <= shown
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     broken = [
         f"{path.name}: {target}"

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+import kvassay
+from kvassay.cache import QuantizedCache
 from kvassay.core.format_names import parse_format
-from kvassay.errors import CalibrationError
+from kvassay.core.geometry import Owner
+from kvassay.core.kv_format import SidePlan
+from kvassay.core.layout import static_streams
+from kvassay.core.methods import methods
+from kvassay.engines.transformers.decode_view import decode_view
+from kvassay.errors import CalibrationError, PackedKVError
 from kvassay.formats import Calibration, quantizer
 from kvassay.formats.calibration import (
     SHRINK_FACTORS,
@@ -19,6 +27,7 @@ from kvassay.formats.calibration import (
     parse_policy,
     require_calibration,
 )
+from tests.tiny_models import tiny_config
 
 STATIC_SIDES = [
     f"{word}:{granularity}"
@@ -171,7 +180,7 @@ def test_misshapen_static_arrays_are_refused(parameters, source, message) -> Non
 
 def test_policies_have_names() -> None:
     assert [parse_policy(text) for text in ("min-max", "percentile 99.9", "mse")] == POLICIES
-    with pytest.raises(CalibrationError, match=r"use min-max, mse or for example 'percentile 99\.9'"):
+    with pytest.raises(CalibrationError, match=r"use min-max, mse .* or for example 'percentile 99\.9'"):
         parse_policy("entropy")
     with pytest.raises(CalibrationError, match="a percentile lies in"):
         Percentile(0)
@@ -181,3 +190,62 @@ def test_a_format_without_static_scales_takes_no_policy() -> None:
     with pytest.raises(CalibrationError, match="needs no calibration"):
         codec_of("int8:token-head").calibrate(long_tailed(), LeastError())
     assert isinstance(codec_of("int8:tensor").calibrate(long_tailed()), Calibration)
+
+
+def bad_calibrations() -> Iterator:
+    """Every static array of every example of the method table that has one, with each value it cannot hold."""
+    sides = {text for method in methods().values() for text in method.examples}
+    for text in sorted({*sides, *STATIC_SIDES, "int4:group32/mean", "int4:tensor/asym"}):
+        spec = parse_format(f"kv={text}").keys
+        for stream in static_streams(spec, 2, 32):
+            values = [float("nan"), float("inf"), -float("inf")]
+            if stream.owner is Owner.SCALES:
+                values += [0.0, -0.0, -0.5]
+            for bad in values:
+                yield pytest.param(text, stream.name, bad, id=f"{text} {stream.name} {bad}")
+
+
+def spoilt(text: str, name: str, bad: float) -> tuple[torch.Tensor, Calibration]:
+    x = torch.randn(1, 2, 64, 32, generator=torch.Generator().manual_seed(8))
+    given = codec_of(text).calibrate(x)
+    arrays = {key: array.clone() for key, array in given.parameters.items()}
+    arrays[name].flatten()[-1] = bad
+    return x, Calibration(arrays, given.source)
+
+
+@pytest.mark.parametrize(("text", "name", "bad"), list(bad_calibrations()))
+def test_b25_no_hand_made_calibration_gets_as_far_as_a_code(text, name, bad) -> None:
+    """Cache, packed format and one-pass scorer alike name the array and refuse."""
+    x, calibration = spoilt(text, name, bad)
+    config = tiny_config("llama", head_dim=32)
+    layers = dict.fromkeys(range(config.num_hidden_layers), ((calibration, calibration),))
+    with pytest.raises(CalibrationError, match=rf"^{name} of the keys of layer 0 (has|holds) "):
+        QuantizedCache(config, f"kv={text}", calibration=layers)
+    with pytest.raises(CalibrationError, match=rf"keys of layer 0: {name} of the given calibration (has|holds) "):
+        kvassay.format(f"kv={text}").encode(x, x, calibration=((calibration, calibration),))
+    plan = SidePlan(codec_of(text).spec, 0, 0, None)
+    with pytest.raises(CalibrationError, match=rf"{name} of the given calibration (has|holds) "):
+        decode_view(x, plan, "float32", calibration, "keys")
+
+
+@pytest.mark.parametrize(("text", "bad"), [("int8:tensor", 0.0), ("nvfp4/global=static", -1.0), ("int4:head", 0.0)])
+def test_b25_a_packed_file_with_such_a_scale_is_refused(text, bad, tmp_path) -> None:
+    """A writer that is not ours may store one."""
+    fmt = kvassay.format(f"kv={text}")
+    x = torch.randn(1, 2, 64, 32, generator=torch.Generator().manual_seed(8))
+    packed = fmt.encode(x, x, calibration=fmt.calibrate(x, x))
+    name = next(each for each in packed.arrays if ".static." in each and "scale" in each)
+    packed.arrays[name].fill_(bad)
+    packed.save(tmp_path / "layer.safetensors")
+    with pytest.raises(PackedKVError, match=rf"layer\.safetensors: {name.rsplit('.', 1)[-1]} of group0\.keys has"):
+        kvassay.load_packed(tmp_path / "layer.safetensors")
+
+
+def test_a_packed_format_calibrates_by_policy() -> None:
+    x = long_tailed()
+    fmt = kvassay.format("kv=int4:tensor")
+    ((keys, values),) = fmt.calibrate(x, x, policy="least-error")
+    assert keys.source == values.source == "calibrated(mse, n=512 tokens)"
+    assert torch.equal(keys.parameters["scale"], codec_of("int4:tensor").calibrate(x, LeastError()).parameters["scale"])
+    with pytest.raises(CalibrationError, match="calibration policy 'best' is unknown"):
+        fmt.calibrate(x, x, policy="best")

@@ -130,7 +130,7 @@ def row(name: str, word: str) -> Method:
     [
         (dict, "entry point mine of elsewhere is a type; expected a kvassay.core.methods.Method"),
         (row("int", "mine4"), "names its method 'int', which exists; rename it"),
-        (row("mine", "int4"), "takes the codec names int4, which exist; rename them"),
+        (row("mine", "int4"), "takes the codec name 'int4', which kvassay's int has; rename it, or"),
     ],
 )
 def test_an_entry_point_that_is_no_new_method_is_refused_by_name(loaded, message, monkeypatch) -> None:
@@ -139,3 +139,23 @@ def test_an_entry_point_that_is_no_new_method_is_refused_by_name(loaded, message
     with pytest.raises(FormatError) as caught:
         method_module.methods.__wrapped__()
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [("mine4", "mine4"), ("mine4", "mine5", "mine4")])
+def test_r8_two_foreign_packages_cannot_take_one_word(words, monkeypatch) -> None:
+    """Which of them a format meant would depend on the order of their installation."""
+    rows = [row(f"mine{index}", word) for index, word in enumerate(words)]
+    monkeypatch.setattr(method_module, "entry_points", lambda group: [Point(each) for each in rows])
+    last = len(words) - 1
+    expected = "takes the codec name 'mine4', which mine0 of entry point mine of elsewhere has; rename it"
+    with pytest.raises(FormatError, match=expected):
+        method_module.methods.__wrapped__()
+    rows[last] = row(f"mine{last}", "other4")
+    assert {"mine0", f"mine{last}"} <= set(method_module.methods.__wrapped__())
+
+
+def test_r8_one_package_cannot_take_a_word_twice(monkeypatch) -> None:
+    twice = row("mine", "mine4")._replace(words=(Word("mine4", 4), Word("mine4", 3)))
+    monkeypatch.setattr(method_module, "entry_points", lambda group: [Point(twice)])
+    with pytest.raises(FormatError, match="takes the codec name 'mine4', which mine of entry point"):
+        method_module.methods.__wrapped__()

@@ -173,7 +173,8 @@ def test_b08_static_scales_must_be_given_and_must_fit() -> None:
         fmt.encode(k, v)
     other = fmt.calibrate(k[:, :2], v[:, :2])
     with pytest.raises(
-        CalibrationError, match=r"scale is torch.float32 of shape \[2, 1, 1\]; expected float32 of shape"
+        CalibrationError,
+        match=r"scale of the given calibration is torch.float32 \[2, 1, 1\]; expected",
     ):
         fmt.encode(k, v, calibration=other)
     part = fmt.encode(k, v, calibration=fmt.calibrate(k, v))
@@ -248,11 +249,10 @@ def test_b51_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch) -> None:
     path = tmp_path / "layer.safetensors"
     path.write_bytes(b"old")
 
-    def full_disk(file, part, header) -> None:
-        file.write(b"half")
+    def full_disk(descriptor) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("kvassay.formats.packed_file._write_container", full_disk)
+    monkeypatch.setattr("kvassay.formats.container.os.fsync", full_disk)
     with pytest.raises(PackedKVError, match="cannot be written: No space left on device"):
         packed("q8_0").save(path)
     assert path.read_bytes() == b"old"

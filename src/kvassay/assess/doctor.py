@@ -17,6 +17,7 @@ from kvassay.core.format_names import PRESETS, parse_format
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import KVFormat, head_groups
 from kvassay.core.layout import streams
+from kvassay.core.methods import method_of
 from kvassay.core.model_source import resolve_model
 from kvassay.core.spec import STATIC, Granularity, QuantSpec
 from kvassay.engines.transformers.checkpoint_keys import KeyWeights, checkpoint_keys
@@ -41,8 +42,6 @@ _SHARED_SCALES = {Granularity.TOKEN, Granularity.TOKEN_HEAD, Granularity.GROUP, 
     Granularity.STATIC_CHANNEL
 }
 """One scale serves several channels of a token."""
-_ROTATING_METHODS = {"exl3"}
-"""Methods that rotate inside, without a rotation in their spec."""
 _FEW_BITS = 8
 """Codes of fewer bits have no precision to spare."""
 
@@ -274,8 +273,8 @@ def _refusal(kv_format: KVFormat, geometry: CacheGeometry) -> str | None:
     try:
         for index, layer in enumerate(geometry.layers):
             for group in head_groups(kv_format, index, layer):
-                streams(group.keys.spec, len(group.heads), layer.head_dim)
-                streams(group.values.spec, len(group.heads), layer.value_dim)
+                streams(group.keys.spec, group.num_heads, layer.head_dim)
+                streams(group.values.spec, group.num_heads, layer.value_dim)
     except (FormatError, GeometryError) as error:
         return str(error)
     return None
@@ -303,7 +302,7 @@ def _shares_scale(spec: QuantSpec) -> bool:
 
 
 def _rotates(spec: QuantSpec) -> bool:
-    return spec.rotation is not None or spec.method in _ROTATING_METHODS
+    return spec.rotation is not None or method_of(spec).rotates
 
 
 def _exact_keys(layers: Sequence[int]) -> str:

@@ -14,10 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from kvassay.assess.arms import PlannedArm
 from kvassay.assess.document_rows import Calibrations
+from kvassay.assess.given_scales import GivenScales
 from kvassay.assess.measurement import Columns, Subject, Tally, measure_documents, measure_items
 from kvassay.assess.progress import Progress
 from kvassay.assess.workload import Workload, item_ids
 from kvassay.cache.quantized_layer import LayerCalibration
+from kvassay.core.calibration_policy import CalibrationPolicy, parse_policy
 from kvassay.core.contract import Contract
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 
@@ -55,10 +57,14 @@ def run_pilot(
     arms: Sequence[PlannedArm],
     workload: Workload,
     progress: Progress,
+    given: GivenScales | None = None,
 ) -> Pilot:
-    """Calibrate what needs it, then measure the pilot's documents and items under every arm."""
+    """Calibrate what needs it and has no `given` scales, then measure documents and items under all arms."""
     progress.stage("pilot", len(workload.pilot_documents) + len(workload.pilot_items))
-    calibrations = _calibrate(scorer, arms, workload)
+    known = {} if given is None else given.calibrations
+    policy = parse_policy(contract.inference.calibration)
+    measured = _calibrate(scorer, [arm for arm in arms if arm.name not in known], workload, policy)
+    calibrations = {**measured, **known}
     subject = Subject(scorer, tokenizer, tuple(arms), calibrations, contract.subject.reference_kv)
     documents: dict[str, list[DocumentMeans]] = defaultdict(list)
     counts: dict[str, PairedCounts] = {}
@@ -81,7 +87,10 @@ def run_pilot(
     item_seconds = measure_items(subject, workload.pilot_items, on_items, tally, progress)
     return Pilot(
         calibrations=calibrations,
-        calibration_sources={name: _source(scales) for name, scales in calibrations.items()},
+        calibration_sources={
+            **{name: _source(scales) for name, scales in measured.items()},
+            **({} if given is None else dict.fromkeys(known, given.source)),
+        },
         documents=dict(documents),
         items=counts,
         seconds_per_document=document_seconds / max(1, len(workload.pilot_documents)),
@@ -89,7 +98,9 @@ def run_pilot(
     )
 
 
-def _calibrate(scorer: DecodeScorer, arms: Sequence[PlannedArm], workload: Workload) -> Calibrations:
+def _calibrate(
+    scorer: DecodeScorer, arms: Sequence[PlannedArm], workload: Workload, policy: CalibrationPolicy
+) -> dict[str, dict[int, LayerCalibration]]:
     needing = [arm for arm in arms if any(spec.needs_calibration for spec in arm.kv_format.specs)]
     if not needing:
         return {}
@@ -97,7 +108,7 @@ def _calibrate(scorer: DecodeScorer, arms: Sequence[PlannedArm], workload: Workl
         item_ids(item) for item in workload.pilot_items[:MOST_CALIBRATION_ITEMS]
     ]
     references = [scorer.reference(torch.tensor(token_ids)) for token_ids in sequences]
-    return {arm.name: scorer.calibrate(arm.kv_format, references) for arm in needing}
+    return {arm.name: scorer.calibrate(arm.kv_format, references, policy) for arm in needing}
 
 
 def _source(scales: Any) -> str:

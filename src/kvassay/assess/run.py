@@ -16,6 +16,7 @@ from kvassay.assess.document_rows import DocumentPasses, TokenRows
 from kvassay.assess.engagement_check import check_engagement
 from kvassay.assess.environment import environment_record, peak_rss_nbytes
 from kvassay.assess.examples import WorstExamples
+from kvassay.assess.given_scales import read_given_scales
 from kvassay.assess.measurement import Subject, Tally, measure_documents, measure_items
 from kvassay.assess.numeric_level import tensor_rows
 from kvassay.assess.pilot import Pilot, run_pilot
@@ -24,6 +25,7 @@ from kvassay.assess.progress import Progress, Silent
 from kvassay.assess.real_ledgers import allocated_ledger
 from kvassay.assess.workload import Workload, item_ids, prepare_workload
 from kvassay.core.contract import Contract
+from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import predict_ledger
 from kvassay.core.model_source import geometry_of
@@ -57,9 +59,11 @@ class Assessment(NamedTuple):
     """Stored bits per value by arm: persistent bytes of a document's cache, windows, sinks and padding included."""
 
 
-def plan_assessment(model_name: str, contract: Contract, progress: Progress | None = None) -> dict[str, Any]:
+def plan_assessment(
+    model_name: str, contract: Contract, progress: Progress | None = None, scales: Path | None = None
+) -> dict[str, Any]:
     """Pilot and plan only (`--dry-run`): sample sizes, power and cost. Writes nothing."""
-    run = _Run(model_name, contract, progress or Silent())
+    run = _Run(model_name, contract, progress or Silent(), scales)
     run.prepare()
     return run.plan
 
@@ -71,14 +75,16 @@ def run_assessment(
     out: Path,
     progress: Progress | None = None,
     on_plan: Callable[[dict[str, Any]], None] | None = None,
+    scales: Path | None = None,
 ) -> Assessment:
     """Assess `model_name` under `contract` and write the fresh pack `out`.
 
+    `scales` is a checkpoint folder, or a file in it, whose KV scales serve the formats that they fit.
     Everything that can be refused is refused before the model is read: the folder, the formats against the model's
     head size, the contract's subject. Raises KvassayError; nothing half-written stays behind.
     """
     with PackWriter(out, contract, contract_toml) as pack:
-        run = _Run(model_name, contract, progress or Silent())
+        run = _Run(model_name, contract, progress or Silent(), scales)
         run.prepare()
         if on_plan is not None:
             on_plan(run.plan)
@@ -95,7 +101,7 @@ def run_assessment(
 class _Run:
     """One run, stage by stage."""
 
-    def __init__(self, model_name: str, contract: Contract, progress: Progress) -> None:
+    def __init__(self, model_name: str, contract: Contract, progress: Progress, scales: Path | None = None) -> None:
         self._contract = contract
         self._progress = progress
         self._model_name = model_name
@@ -104,7 +110,10 @@ class _Run:
         self._seconds: dict[str, float] = {}
         self._began = datetime.now(UTC)
         self._loaded: LoadedModel | None = None
-        self._check_before_loading()
+        geometry = self._check_before_loading()
+        self._scales = None if scales is None else read_given_scales(scales, self._arms, geometry)
+        if self._scales is not None and self._scales.record["all_unit"]:
+            progress.note("every scale of the checkpoint is 1.0: a plain cast, which most likely nobody calibrated")
 
     def prepare(self) -> None:
         """Load the model, draw the workload, run the pilot and write the plan."""
@@ -118,7 +127,13 @@ class _Run:
             )
         with _timed(self._seconds, "pilot"):
             self._pilot: Pilot = run_pilot(
-                self._contract, self._scorer, self._loaded.tokenizer, self._arms, self._workload, self._progress
+                self._contract,
+                self._scorer,
+                self._loaded.tokenizer,
+                self._arms,
+                self._workload,
+                self._progress,
+                self._scales,
             )
         self.plan = plan_record(self._contract, self._arms, self._pilot, self._workload)
         self._subject = Subject(
@@ -187,7 +202,8 @@ class _Run:
             "finished_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    def _check_before_loading(self) -> None:
+    def _check_before_loading(self) -> CacheGeometry:
+        """The model's shape, from its config."""
         subject = self._contract.subject
         if subject.model is not None and subject.model != self._model_name:
             raise ContractError(
@@ -209,6 +225,7 @@ class _Run:
                 f"text.prompt_tokens + text.scored_tokens is {length}, {self._model_name} has a context of "
                 f"{geometry.max_context} tokens"
             )
+        return geometry
 
     def _check_subject(self, loaded: LoadedModel) -> None:
         subject = self._contract.subject
@@ -299,6 +316,7 @@ class _Run:
                 if recall is None
                 else {"items": recall.items, "context_lines": recall.context_lines, "seed": contract.inference.seed}
             },
+            "scales": None if self._scales is None else self._scales.record,
             "examples": examples.to_json(),
         }
 

@@ -18,15 +18,12 @@ bias is taken away under another rotation than it was added under, and the gain 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvassay.cache.tensor_digest import tensor_digest
-from kvassay.core.digest import sha256_json
 from kvassay.errors import ModelError
 from kvassay.formats.base import Calibration, Quantizer, Streams, cast_within, computing_dtype
 
@@ -65,10 +62,6 @@ class PositionTables:
         self._compute = compute
         self._max_positions = max_positions
         self._blocks: list[tuple[Tensor, Tensor]] = []
-
-    def first_rows(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of up to 64 positions: enough to tell any two sets of frequencies apart."""
-        return self.rows(0, min(64, self._max_positions or 64))
 
     def rows(self, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions `first` to `first + count - 1`."""
@@ -161,20 +154,6 @@ class RotaryKeyTransform:
     def for_heads(self, heads: Sequence[int]) -> RotaryKeyTransform:
         bias = None if self._bias is None else self._bias[list(heads)]
         return RotaryKeyTransform(self._rotation, bias, removes_rope=self._removes_rope)
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of what is taken away: the bias, and the cosines and sines of the first positions."""
-        rotation = self._rotation
-        tables = () if rotation is None else rotation.tables.first_rows()
-        return sha256_json(
-            {
-                "bias": None if self._bias is None else tensor_digest(self._bias),
-                "pairing": None if rotation is None else rotation.pairing,
-                "tables": [tensor_digest(table) for table in tables],
-                "removes_rope": self._removes_rope,
-            }
-        )
 
     def _bias_at(self, keys: Tensor, first_position: int) -> Tensor:
         """`[kv_heads, tokens, dim]` as it stands in these keys: turned by each position unless that was undone."""

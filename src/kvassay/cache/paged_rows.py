@@ -1,12 +1,13 @@
 """PagedRows: consecutive tokens of some equally long sequences, in pages of one pool.
 
-Tokens have numbers, which the owner gives; pages lie at fixed distances from `start`. Tokens enter by whole blocks at the
-end and leave at either end. A sequence that shares its last page (after a fork, a repeat or a reorder) gets its own copy
-of that page before it writes, so what others read never changes.
+Tokens have numbers, which the owner gives; pages lie at fixed distances from `start`. Tokens enter by whole blocks at
+the end and leave at either end. A sequence that shares its last page (after a fork, a repeat or a reorder) gets its own
+copy of that page before it writes, so what others read never changes.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,25 +29,48 @@ class PagedRows:
         """Number of the token in the first place of the first page."""
         self.first = start if first is None else first
         self.end = self.first
-        self.table: PageIds = np.zeros((rows, 0), np.int32)
+        self.columns_to_keep = 0
+        """Columns that the block table has room for; the owner says how many it will come to need."""
+        self._columns: PageIds = np.zeros((rows, 0), np.int32)
+        self._used = 0
 
     @classmethod
-    def sharing(cls, pool: PagePool, table: PageIds, start: int, first: int, end: int) -> PagedRows:
-        """Tokens `first` to `end - 1` in pages `[rows, pages]` that others hold too; page 0 begins at `start`."""
+    def of_table(
+        cls, pool: PagePool, table: PageIds, start: int, first: int, end: int, columns_to_keep: int = 0
+    ) -> PagedRows:
+        """Tokens `first` to `end - 1` that lie in pages of `pool`, which get one reference more for each entry."""
         rows = cls(pool, table.shape[0], start, first)
-        rows.end = end
-        rows.table = table.astype(np.int32)
-        pool.retain(rows.table)
+        rows.end, rows.columns_to_keep = end, columns_to_keep
+        rows.table = table
+        pool.retain(table)
         return rows
 
     def __del__(self) -> None:
         # A cache that is no longer used gives its pages back to those that share the pool.
-        if self.table.size:
+        if self._used and not sys.is_finalizing():
             self.pool.release(self.table)
 
     @property
+    def table(self) -> PageIds:
+        """Pages of each row in the order of tokens, `[rows, pages]`."""
+        return self._columns[:, : self._used]
+
+    @table.setter
+    def table(self, table: PageIds) -> None:
+        room = max(table.shape[1], self.columns_to_keep)
+        columns = np.zeros((table.shape[0], room), np.int32)
+        columns[:, : table.shape[1]] = table
+        self._columns = columns
+        self._used = table.shape[1]
+
+    def make_room(self) -> None:
+        """Give the block table its `columns_to_keep`."""
+        if self._columns.shape[1] < self.columns_to_keep:
+            self.table = self.table
+
+    @property
     def rows(self) -> int:
-        return self.table.shape[0]
+        return self._columns.shape[0]
 
     @property
     def tokens(self) -> int:
@@ -54,7 +78,7 @@ class PagedRows:
 
     @property
     def table_nbytes(self) -> int:
-        return self.table.size * TABLE_ENTRY_NBYTES
+        return self._columns.size * TABLE_ENTRY_NBYTES
 
     @property
     def ends_on_block(self) -> bool:
@@ -139,22 +163,31 @@ class PagedRows:
 
     def select(self, rows: Sequence[int]) -> PagedRows:
         """The same tokens of some rows, in this order, sharing their pages."""
-        chosen = PagedRows(self.pool, len(rows), self.start, self.first)
-        chosen.end = self.end
-        # A fork of all rows shares the table too; whoever changes one makes a new array.
-        chosen.table = self.table if list(rows) == list(range(self.rows)) else self.table[np.asarray(rows, np.int64)]
-        self.pool.retain(chosen.table)
-        return chosen
+        if list(rows) == list(range(self.rows)):
+            # A fork of all rows shares the table too, until one of the two changes it.
+            chosen = PagedRows(self.pool, len(rows), self.start, self.first)
+            chosen.end, chosen.columns_to_keep = self.end, self.columns_to_keep
+            chosen._columns, chosen._used = self._columns, self._used
+            self.pool.retain(chosen.table)
+            return chosen
+        table = self.table[np.asarray(rows, np.int64)]
+        return PagedRows.of_table(self.pool, table, self.start, self.first, self.end, self.columns_to_keep)
 
-    def held_blocks(self) -> dict[int, int]:
-        """Blocks that are filled with tokens still held, by page number; a page that rows share stands once."""
+    def block_ranges(self) -> list[range]:
+        """For each column of the table, the places of the page whose blocks hold tokens that are still held."""
         layout = self.pool.layout
-        held: dict[int, int] = {}
+        found: list[range] = []
         for column in range(self.table.shape[1]):
             begin = self.start + column * layout.tokens
             low, high = max(begin, self.first), min(begin + layout.tokens, self.end)
-            blocks = -(-(high - begin) // layout.block_tokens) - (low - begin) // layout.block_tokens
-            held.update({int(page): blocks for page in np.unique(self.table[:, column])})
+            found.append(range((low - begin) // layout.block_tokens, -(-(high - begin) // layout.block_tokens)))
+        return found
+
+    def held_blocks(self) -> dict[int, int]:
+        """Blocks that are filled with tokens still held, by page number; a page that rows share stands once."""
+        held: dict[int, int] = {}
+        for column, blocks in enumerate(self.block_ranges()):
+            held.update({int(page): len(blocks) for page in np.unique(self.table[:, column])})
         return held
 
     def raw(self) -> Tensor:
@@ -173,7 +206,7 @@ class PagedRows:
         shared = self.pool.references(last) > 1
         if not shared.any():
             return
-        self.table = self.table.copy()
+        self._columns = self._columns.copy()
         for row in np.flatnonzero(shared):
             page = self.table[row : row + 1, -1].copy()
             if self.pool.references(page)[0] > 1:

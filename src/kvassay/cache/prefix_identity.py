@@ -10,16 +10,15 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedModel
 
-from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.cache_identity import static_digest, transform_digest
 from kvassay.cache.quantized_cache import QuantizedCache
-from kvassay.cache.quantized_layer import LayerCalibration
-from kvassay.cache.tensor_digest import tensor_digest
 from kvassay.core.digest import sha256_bytes, sha256_json
 from kvassay.core.prefix_blocks import pages_digest
-from kvassay.errors import ForeignFormatError, FormatError
+from kvassay.errors import ForeignFormatError
 
 SCHEMA = "kvassay.prefix/1"
 
@@ -135,29 +134,25 @@ class PrefixIdentity(BaseModel):
                 )
 
 
-def scale_digest(
-    calibration: Mapping[int, LayerCalibration] | None, key_transforms: Mapping[int, KeyTransform] | None
-) -> str:
-    """SHA-256 of static arrays and key transforms; where they came from does not matter."""
-    layers = {
-        str(layer): [
-            [
-                None if side is None else {name: tensor_digest(array) for name, array in side.parameters.items()}
-                for side in sides
-            ]
-            for sides in groups
+def scale_digest(cache: QuantizedCache) -> str:
+    """SHA-256 of a cache's static arrays and key transforms; where they came from does not matter."""
+    return sha256_json(
+        [
+            {
+                "static": [[static_digest(side) for side in sides] for sides in layer.calibration],
+                "keys": transform_digest(layer.key_transform, layer.geometry),
+            }
+            for layer in cache.quantized_layers
         ]
-        for layer, groups in (calibration or {}).items()
-    }
-    transforms = {str(layer): _transform_digest(one) for layer, one in (key_transforms or {}).items()}
-    return sha256_json({"calibration": layers, "key_transforms": transforms})
+    )
 
 
 def weights_digest(model: PreTrainedModel) -> str:
     """SHA-256 over the name, dtype, shape and bytes of every parameter and buffer that a checkpoint holds."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor_digest(tensor)}\n".encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
 
 
@@ -176,18 +171,8 @@ def _of_cache(cache: QuantizedCache) -> dict[str, Any]:
         "pages_digest": pages_digest(cache.kv_format, cache.geometry),
         "geometry_digest": sha256_json(cache.geometry.model_dump(mode="json")),
         "on_clip": cache.on_clip,
-        "scale_digest": scale_digest(cache.calibration, cache.key_transforms),
+        "scale_digest": scale_digest(cache),
     }
-
-
-def _transform_digest(transform: KeyTransform) -> str:
-    found = getattr(transform, "digest", None)
-    if not isinstance(found, str):
-        raise FormatError(
-            f"the key transform {type(transform).__name__} has no digest, so nobody can tell whether another one "
-            "undoes it; give the class a property `digest`: SHA-256 of all that it takes away"
-        )
-    return found
 
 
 def _plain(value: Any) -> Any:

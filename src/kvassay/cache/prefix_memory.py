@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from kvassay.cache.page_pool import PagePool
-from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.prefix_pages import BlockPages, HeldPages, release
 from kvassay.cache.quantized_cache import QuantizedCache
 
@@ -118,7 +117,8 @@ def snapshot_pages(cache: QuantizedCache) -> Iterator[HeldPages]:
     """Every page that a cache's block tables name, as often as they do."""
     for layer in cache.quantized_layers:
         for store in layer.stores:
-            rows: tuple[PagedRows | None, ...] = (*store.coded_pages, store.tail_pages, store.sink_pages)
+            parts = store.parts
+            rows = () if parts is None else (*parts.runs, parts.tail, parts.sinks)
             for part in rows:
-                if part is not None and part.table.size:
+                if part.table.size:
                     yield HeldPages(part.pool, part.table.ravel())

@@ -17,8 +17,7 @@ from torch import Tensor
 from kvassay.cache.page_pool import PageIds, PagePool
 from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.quantized_cache import QuantizedCache
-from kvassay.cache.quantized_layer import SharedHeads, SharedSide
-from kvassay.cache.side_store import SideStore
+from kvassay.cache.side_store import SideParts, SideStore
 from kvassay.core.prefix_blocks import BlockArray, BlockGrid, SideGrid
 from kvassay.errors import CacheStateError
 
@@ -153,8 +152,8 @@ class RowPages:
 
     def _sinks(self, side: SideGrid) -> tuple[PagedRows, int]:
         store, row = self._stores[side.name]
-        assert store.sink_pages is not None, "coded tokens stand behind the sinks"
-        return store.sink_pages, row
+        assert store.parts is not None, "coded tokens stand behind the sinks"
+        return store.parts.sinks, row
 
     def _page_ids(self, side: SideGrid, run: PagedRows, first: int, end: int) -> PageIds:
         skip = run.start // side.layout.tokens
@@ -164,27 +163,32 @@ class RowPages:
 def fill(cache: QuantizedCache, grid: BlockGrid, blocks: Sequence[BlockPages], dtype: torch.dtype) -> None:
     """Begin an empty cache with the tokens of some blocks; `blocks[i]` has all arrays that block i still needs.
 
-    The cache is then as after appending these tokens and enough others to push them out of the recent window.
+    The cache is then as after appending these tokens and enough others to push them out of the recent window. `dtype`
+    is what the model computes in.
     """
+    cohorts = [layer.empty_cohort([0], 0) for layer in cache.quantized_layers]
+    for side in grid.sides:
+        _share(side, blocks, getattr(cohorts[side.layer].stored_heads[side.group], side.side))
+    for layer, cohort in zip(cache.quantized_layers, cohorts, strict=True):
+        layer.state = layer.state._replace(columns=grid.end(len(blocks)), dtype=dtype, cohorts=(cohort,))
+
+
+def _share(side: SideGrid, blocks: Sequence[BlockPages], store: SideStore) -> None:
+    """Give an empty store the pages of some blocks: all tokens are coded, none waits in the tail."""
     count = len(blocks)
-    layers: list[list[SharedHeads]] = [[] for _ in cache.quantized_layers]
-    for keys, values in zip(grid.sides[::2], grid.sides[1::2], strict=True):
-        layers[keys.layer].append(SharedHeads(_shared(keys, blocks, count), _shared(values, blocks, count)))
-    cache.adopt(grid.end(count), layers, dtype)
-
-
-def _shared(side: SideGrid, blocks: Sequence[BlockPages], count: int) -> SharedSide:
-    dropped = side.dropped(count)
+    dropped, coded = side.dropped(count), side.coded(count)
     first_page, first_block = dropped // side.layout.tokens, side.first_block(count)
     ids: list[PageIds] = []
     for block in range(first_block, count):
         span, pages = side.span(block), blocks[block][side.name].pages
         last = len(pages) if block == count - 1 else span.end - span.first
         ids.append(pages[max(0, first_page - span.first) : last])
-    table = np.concatenate(ids)[None]
     pool = blocks[-1][side.name].pool
-    run = PagedRows.sharing(pool, table, first_page * side.layout.tokens, dropped, side.coded(count))
+    run = PagedRows.of_table(pool, np.concatenate(ids)[None], first_page * side.layout.tokens, dropped, coded)
     if side.sinks_layout is None:
-        return SharedSide(run, None)
-    held = blocks[0][f"{side.name}.sinks"]
-    return SharedSide(run, PagedRows.sharing(held.pool, held.pages[None], 0, 0, side.plan.sinks))
+        sinks = PagedRows(PagePool(store.sinks_layout, pool.device), 1)
+    else:
+        held = blocks[0][f"{side.name}.sinks"]
+        sinks = PagedRows.of_table(held.pool, held.pages[None], 0, 0, side.plan.sinks)
+    store.parts = SideParts(pool, (run,), PagedRows(PagePool(store.tail_layout, pool.device), 1), sinks)
+    store.tokens, store.coded, store.dropped = side.plan.sinks + coded, coded, dropped

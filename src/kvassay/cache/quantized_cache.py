@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from kvassay.cache.attention import chosen_path
+from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPath
+from kvassay.cache.cache_identity import require_same_format
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
-from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, SharedHeads, row_numbers
+from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, row_numbers
+from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
 from kvassay.cache.side_store import OnClip
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import LayerGeometry, Owner, geometry_from_config
@@ -35,6 +40,9 @@ class QuantizedCache(Cache):
     padding (`(mask == 0).sum(1)` of an attention mask): they are then not stored, and each row is stored as if it ran
     alone, its own first tokens being its sinks. Without it padding is stored like any token.
 
+    `attention` says how models read it: `tiled` page by page, `decoded` as a decoded layer at a time, `auto` tiled
+    wherever the model's attention can (see `explain`).
+
     Rows and tokens can be taken away, repeated and shared at any time: `crop`, `batch_select_indices`,
     `reorder_cache`, `batch_repeat_interleave`, `fork`, `take_rows`, `trim_padding`, `reset`.
     """
@@ -48,13 +56,15 @@ class QuantizedCache(Cache):
         on_clip: OnClip = "raise",
         key_transforms: Mapping[int, KeyTransform] | None = None,
         left_padding: Sequence[int] | torch.Tensor | None = None,
+        attention: AttentionChoice = "auto",
     ) -> None:
-        self.kv_format = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
+        self.kv_format = _parsed(kv_format)
         self.geometry = geometry_from_config(config.to_dict())
         check_serves(self.kv_format, self.geometry)
         self._calibration, self._key_transforms = calibration, key_transforms
-        self._on_clip: OnClip = on_clip
-        self._config = config
+        self.on_clip: OnClip = on_clip
+        self.config = config
+        self._attention: AttentionChoice = attention
         padding = None if left_padding is None else [int(count) for count in left_padding]
         if padding is not None and (not padding or min(padding) < 0):
             raise GeometryError(f"left_padding is {padding}; expected one count of columns, from 0, for each row")
@@ -65,7 +75,7 @@ class QuantizedCache(Cache):
             transform = self._key_transform(index, key_transforms)
             layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding))
         super().__init__(layers=list(layers))
-        self._quantized_layers = layers
+        self.quantized_layers = layers
 
     @classmethod
     def for_model(
@@ -76,13 +86,14 @@ class QuantizedCache(Cache):
         calibration: Mapping[int, LayerCalibration] | None = None,
         on_clip: OnClip = "raise",
         left_padding: Sequence[int] | torch.Tensor | None = None,
+        attention: AttentionChoice = "auto",
     ) -> QuantizedCache:
         """A cache for a loaded model, with the key transforms that its format needs.
 
         Formats that need some run a few tokens to check them, each time; a server keeps what `key_transforms` of
         `kvassay.cache.model_keys` returns, and passes it on. Raises ModelError where the model has none.
         """
-        parsed = parse_format(kv_format) if isinstance(kv_format, str) else kv_format
+        parsed = _parsed(kv_format)
         transforms = key_transforms_of(model, parsed)
         return cls(
             model.config,
@@ -91,31 +102,32 @@ class QuantizedCache(Cache):
             on_clip=on_clip,
             key_transforms=transforms,
             left_padding=left_padding,
+            attention=attention,
         )
-
-    @property
-    def calibration(self) -> Mapping[int, LayerCalibration] | None:
-        """Static scales by layer, as given."""
-        return self._calibration
-
-    @property
-    def key_transforms(self) -> Mapping[int, KeyTransform] | None:
-        """Key transforms by layer, as given."""
-        return self._key_transforms
-
-    @property
-    def on_clip(self) -> OnClip:
-        """What happens to values that saturate."""
-        return self._on_clip
-
-    @property
-    def quantized_layers(self) -> tuple[QuantizedLayer, ...]:
-        return tuple(self._quantized_layers)
 
     @property
     def clipped_values(self) -> int:
         """Finite values that saturated when they were encoded, over all layers."""
-        return sum(store.clipped_values for layer in self._quantized_layers for store in layer.stores)
+        return sum(store.clipped_values for layer in self.quantized_layers for store in layer.stores)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values `[batch, kv_heads, tokens, dim]`; returns what this call's queries read.
+
+        That is decoded when something asks for it, and by attention that knows packed pages never as a whole.
+        """
+        layer = self.quantized_layers[layer_idx]
+        layer.hands_out_views = chosen_path(self.config, self._attention).path is AttentionPath.TILED
+        return layer.update(key_states, value_states, *args, **kwargs)
+
+    def explain(self) -> tuple[LayerPath, ...]:
+        """How attention reads each layer, and why so."""
+        chosen = chosen_path(self.config, self._attention)
+        return tuple(
+            LayerPath(index, layer.path, chosen.path, chosen.reason)
+            for index, layer in enumerate(self.quantized_layers)
+        )
 
     def ledger(self) -> ByteLedger:
         """Bytes of the real storages, by side and owner. Pages that only other caches of a fork hold are theirs."""
@@ -123,7 +135,7 @@ class QuantizedCache(Cache):
             raise GeometryError("the cache is empty; its ledger exists once tokens were appended")
         keys: Counter[Owner] = Counter()
         values: Counter[Owner] = Counter()
-        for index, layer in enumerate(self._quantized_layers):
+        for index, layer in enumerate(self.quantized_layers):
             skipped = self.kv_format.skips(index)
             for cohort in layer.cohorts:
                 for group in cohort.stored_heads:
@@ -144,21 +156,21 @@ class QuantizedCache(Cache):
         """
         if tokens_to_remove > 0:
             raise ValueError(
-                f"crop({tokens_to_remove}): a positive number was the length to keep in older transformers and is refused "
-                "now; crop(-n) removes the last n tokens"
+                f"crop({tokens_to_remove}): a positive number was the length to keep in older transformers and is "
+                "refused now; crop(-n) removes the last n tokens"
             )
         columns = self.get_seq_length()
         removed = min(-tokens_to_remove, columns)
-        for layer in self._quantized_layers:
+        for layer in self.quantized_layers:
             layer.require_croppable(max(0, layer.columns - removed))
-        for layer in self._quantized_layers:
+        for layer in self.quantized_layers:
             layer.crop(-removed)
         return removed
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these rows, in this order; a row may come twice, and its copies share pages until they differ."""
         rows = row_numbers(indices, max(0, self.batch_size))
-        for layer in self._quantized_layers:
+        for layer in self.quantized_layers:
             layer.batch_select_indices(torch.tensor(rows, dtype=torch.long))
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -168,7 +180,7 @@ class QuantizedCache(Cache):
     def fork(self) -> QuantizedCache:
         """A second cache with the same tokens. The two share every page until one of them writes to it."""
         other = self._empty()
-        for mine, theirs in zip(self._quantized_layers, other._quantized_layers, strict=True):
+        for mine, theirs in zip(self.quantized_layers, other.quantized_layers, strict=True):
             mine.share_with(theirs)
         return other
 
@@ -177,26 +189,19 @@ class QuantizedCache(Cache):
         return self.fork()
 
     def share_into(self, other: QuantizedCache) -> None:
-        """Give `other`, an empty cache of the same format and geometry, these tokens, as `fork` does."""
+        """Give `other`, an empty cache of the same format, geometry and scales, these tokens, as `fork` does."""
         other.require_fillable()
-        for mine, theirs in zip(self._quantized_layers, other._quantized_layers, strict=True):
+        for mine, theirs in zip(self.quantized_layers, other.quantized_layers, strict=True):
             records = theirs.record_past
-            mine.share_with(theirs, with_padding=False)
+            mine.share_with(theirs)
+            theirs.state = theirs.state._replace(left_padding=None)
             if records:
                 theirs.activate_past_recording()
 
-    def adopt(self, tokens: int, layers: Sequence[Sequence[SharedHeads]], dtype: torch.dtype) -> None:
-        """Begin this empty cache with one row of `tokens` tokens whose pages others hold too, by layer and head group.
-
-        `dtype` is what the model computes in.
-        """
-        self.require_fillable()
-        for layer, groups in zip(self._quantized_layers, layers, strict=True):
-            layer.adopt(tokens, groups, dtype)
-
     def require_fillable(self) -> None:
         """Raise CacheStateError unless this cache holds no token and pads no row."""
-        if self.get_seq_length() or any(layer.left_padded for layer in self._quantized_layers):
+        padded = any(any(layer.state.left_padding or ()) for layer in self.quantized_layers)
+        if self.get_seq_length() or padded:
             raise CacheStateError(
                 f"the cache holds {self.get_seq_length()} tokens or pads its rows; shared tokens go into an empty "
                 "cache of one row, made without left_padding"
@@ -217,7 +222,7 @@ class QuantizedCache(Cache):
                 "the two caches were given different calibration or key_transforms objects, so equal codes could mean "
                 "different values; make both with the same objects"
             )
-        for mine, theirs in zip(self._quantized_layers, other._quantized_layers, strict=True):
+        for mine, theirs in zip(self.quantized_layers, other.quantized_layers, strict=True):
             mine.take_rows(theirs)
 
     def trim_padding(self) -> int:
@@ -225,22 +230,80 @@ class QuantizedCache(Cache):
 
         Returns how many; the caller cuts them off its attention mask too.
         """
-        paddings = [cohort.padding for layer in self._quantized_layers for cohort in layer.cohorts]
+        paddings = [cohort.padding for layer in self.quantized_layers for cohort in layer.cohorts]
         columns = min(paddings, default=0)
-        for layer in self._quantized_layers:
+        for layer in self.quantized_layers:
             layer.trim_padding(columns)
         return columns
 
     @property
     def left_padding(self) -> tuple[int, ...]:
         """Leading columns of each row that are not stored."""
-        cohorts = self._quantized_layers[0].cohorts
+        cohorts = self.quantized_layers[0].cohorts
         by_row = {row: cohort.padding for cohort in cohorts for row in cohort.rows}
         return tuple(by_row[row] for row in range(len(by_row)))
 
+    def save(self, path: str | Path, *, revision: str | None = None) -> None:
+        """Write the whole cache to one file (docs/spec/saved-cache.md), which replaces an existing one in one step.
+
+        `revision` names the weights that made the cache (a commit, a digest), for `load` to compare. Raises
+        SavedCacheError where the file cannot be written.
+        """
+        save_cache(self, Path(path), revision)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: Any,
+        *,
+        kv_format: KVFormat | str | None = None,
+        calibration: Mapping[int, LayerCalibration] | None = None,
+        key_transforms: Mapping[int, KeyTransform] | None = None,
+        on_clip: OnClip | None = None,
+        revision: str | None = None,
+        device: torch.device | str | None = None,
+        attention: AttentionChoice = "auto",
+    ) -> QuantizedCache:
+        """The cache that `save` wrote, bit for bit; nothing is computed from tokens.
+
+        `model` is the loaded model or its config; a model is needed by formats with key transforms, unless
+        `key_transforms` are given. `kv_format`, if given, is the format that is expected. `calibration` must be equal
+        to that of the saved cache. `on_clip` and `device` are the saved cache's and the model's if not given;
+        `attention` is not part of the file. Raises SavedCacheError, which names the file, for one that is damaged or
+        that belongs to another model or format.
+        """
+        given = model if isinstance(model, PreTrainedModel) else None
+        config: Any = model if given is None else given.config
+        with opened(Path(path)) as saved:
+            require_loadable(saved, config, geometry_from_config(config.to_dict()), revision)
+            if kv_format is not None:
+                require_same_format(saved.kv_format, _parsed(kv_format))
+            if key_transforms is None and given is not None:
+                key_transforms = key_transforms_of(given, saved.kv_format)
+            cache = cls(
+                config,
+                saved.kv_format,
+                calibration=calibration,
+                on_clip=on_clip or saved.header.on_clip,
+                key_transforms=key_transforms,
+                attention=attention,
+            )
+            restore(cache, saved, torch.device(device or ("cpu" if given is None else given.device)))
+        return cache
+
+    def load_into(self, path: str | Path, *, revision: str | None = None, device: torch.device | str = "cpu") -> None:
+        """Replace what this cache holds by what a file of the same format, model and static scales holds.
+
+        On an error, as for `load`, the cache is as it was.
+        """
+        with opened(Path(path)) as saved:
+            require_loadable(saved, self.config, self.geometry, revision)
+            restore(self, saved, torch.device(device))
+
     def storages(self) -> Iterator[torch.Tensor]:
         """The slabs of all pages, which forks share."""
-        for layer in self._quantized_layers:
+        for layer in self.quantized_layers:
             for store in layer.stores:
                 for pool in store.pools:
                     yield from pool.slabs
@@ -248,11 +311,12 @@ class QuantizedCache(Cache):
     def _empty(self) -> QuantizedCache:
         """A cache of the same kind without tokens."""
         return QuantizedCache(
-            self._config,
+            self.config,
             self.kv_format,
             calibration=self._calibration,
-            on_clip=self._on_clip,
+            on_clip=self.on_clip,
             key_transforms=self._key_transforms,
+            attention=self._attention,
         )
 
     def _key_transform(self, index: int, given: Mapping[int, KeyTransform] | None) -> KeyTransform | None:
@@ -280,6 +344,10 @@ class QuantizedCache(Cache):
                 dim = geometry.head_dim if name == "keys" else geometry.value_dim
                 where = f"the {name} of layer {index}"
                 require_calibration(plan.spec, len(group.heads), dim, calibration.parameters, calibration.source, where)
+
+
+def _parsed(kv_format: KVFormat | str) -> KVFormat:
+    return parse_format(kv_format) if isinstance(kv_format, str) else kv_format
 
 
 def layer_calibration(

@@ -10,6 +10,7 @@ arithmetic; a padded row's first tokens are not stored, so its pages, sinks and 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from kvassay.cache.attention_path import AttentionPath
 from kvassay.cache.key_transform import KeyTransform
-from kvassay.cache.paged_rows import PagedRows
-from kvassay.cache.side_store import OnClip, SideStore
+from kvassay.cache.packed_view import NewTokens, SeenTokens
+from kvassay.cache.side_store import Change, OnClip, SideStore
 from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
 from kvassay.errors import CacheStateError, GeometryError
@@ -42,20 +44,6 @@ class StoredHeads(NamedTuple):
         return StoredHeads(self.heads, self.keys.select(rows), self.values.select(rows))
 
 
-class SharedSide(NamedTuple):
-    """One side of a head group in pages that others hold too, for `SideStore.adopt`."""
-
-    run: PagedRows
-    sinks: PagedRows | None
-
-
-class SharedHeads(NamedTuple):
-    """Both sides of a head group."""
-
-    keys: SharedSide
-    values: SharedSide
-
-
 class Cohort(NamedTuple):
     """Rows of the batch that are stored together."""
 
@@ -75,6 +63,18 @@ class Cohort(NamedTuple):
         return max(0, columns - self.padding)
 
 
+class LayerState(NamedTuple):
+    """All that a layer holds."""
+
+    columns: int
+    dtype: torch.dtype
+    """Of the keys appended last."""
+    record_past: bool
+    left_padding: tuple[int, ...] | None
+    """Of the rows of a batch that begins anew."""
+    cohorts: tuple[Cohort, ...]
+
+
 class QuantizedLayer(CacheLayerMixin):
     """Keys and values of one layer. `columns` of the batch were appended, padding included."""
 
@@ -92,6 +92,13 @@ class QuantizedLayer(CacheLayerMixin):
         left_padding: Sequence[int] | None = None,
     ) -> None:
         self.columns = 0  # transformers' initialiser sets `keys`, which read it
+        self._cohorts: tuple[Cohort, ...] = ()
+        self._pending: list[tuple[SideStore, Change]] = []
+        self._seen: weakref.ref[SeenTokens] | None = None
+        self.hands_out_views = False
+        """True where what reads this layer knows PackedView."""
+        self.path = AttentionPath.NONE
+        """How attention read this layer last."""
         super().__init__()
         self.geometry = geometry
         self.is_sliding = geometry.sliding_window is not None
@@ -99,18 +106,38 @@ class QuantizedLayer(CacheLayerMixin):
         self._format = kv_format
         self._index = index
         self._groups = head_groups(kv_format, index, geometry)
-        self._calibration = calibration
-        self._key_transform = key_transform
+        self.calibration = calibration
+        self.key_transform = key_transform
         self._on_clip: OnClip = on_clip
         self._left_padding = None if left_padding is None else tuple(left_padding)
         self.reset()
 
     def reset(self) -> None:
         """Forget everything, padding of the rows excepted."""
+        self.cohorts = ()
         self.columns = 0
         self._dtype = torch.float32
-        self.cohorts: tuple[Cohort, ...] = ()
         self.is_initialized = False
+
+    @property
+    def cohorts(self) -> tuple[Cohort, ...]:
+        """Rows of the batch by how they are stored, all that was appended included."""
+        self.settle()
+        return self._cohorts
+
+    @cohorts.setter
+    def cohorts(self, cohorts: tuple[Cohort, ...]) -> None:
+        self.settle()
+        self._cohorts = cohorts
+
+    def settle(self) -> None:
+        """Finish the last `update`: decode views of the state before it that somebody still holds, then commit."""
+        seen, self._seen = (None if self._seen is None else self._seen()), None
+        if seen is not None:
+            seen.decode_views()
+        pending, self._pending = self._pending, []
+        for store, change in pending:
+            store.commit(change)
 
     @property
     def keys(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -136,11 +163,6 @@ class QuantizedLayer(CacheLayerMixin):
         return sum(len(cohort.rows) for cohort in self.cohorts) or -1
 
     @property
-    def left_padded(self) -> bool:
-        """True where rows were announced with padding."""
-        return any(self._left_padding or ())
-
-    @property
     def stores(self) -> Iterator[SideStore]:
         for cohort in self.cohorts:
             yield from cohort.stores
@@ -157,24 +179,31 @@ class QuantizedLayer(CacheLayerMixin):
         num_new = key_states.shape[2]
         cohorts = self.cohorts or self._first_cohorts(key_states.shape[0])
         # All that can fail comes before the first commit, so that an error leaves the whole layer as it was.
-        changes = [
-            [(store, store.prepare(states)) for store, states in self._shares(cohort, key_states, value_states)]
+        pending = [
+            (store, store.prepare(states))
             for cohort in cohorts
+            for store, states in self._shares(cohort, key_states, value_states)
         ]
-        _, offset = self.get_mask_sizes(num_new)
-        read_after = num_new == 1
-        seen = None if read_after else self._old_and_new(cohorts, key_states, value_states, offset)
-        for prepared in changes:
-            for store, change in prepared:
-                store.commit(change)
-        self.cohorts, self.is_initialized, self._dtype = cohorts, True, key_states.dtype
+        _, begin = self.get_mask_sizes(num_new)
+        old_end, first_call = self.columns, not self.columns
+        self._pending, self._cohorts = pending, cohorts
         self.columns += num_new
-        if seen is None:
-            seen = (
-                self._read(cohorts, "keys", key_states.dtype, offset, self.columns),
-                self._read(cohorts, "values", value_states.dtype, offset, self.columns),
-            )
-        return seen
+        self.is_initialized, self._dtype = True, key_states.dtype
+        if num_new == 1 or first_call:
+            self.settle()
+        if num_new > 1:
+            key_states, value_states = (self._without_padding(each, old_end) for each in (key_states, value_states))
+        if first_call and num_new > 1:
+            return key_states, value_states
+        if num_new == 1:
+            seen = SeenTokens(self, cohorts, begin, self.columns, None)
+        else:
+            seen = SeenTokens(self, cohorts, begin, old_end, NewTokens(key_states, value_states))
+        if not self.hands_out_views:
+            self.path = AttentionPath.DECODED
+            return seen.decoded("keys", key_states.dtype), seen.decoded("values", value_states.dtype)
+        self._seen = weakref.ref(seen)
+        return seen.views(self.columns - begin, key_states.dtype, value_states.dtype)
 
     def get_seq_length(self) -> int:
         return self.columns
@@ -247,24 +276,31 @@ class QuantizedLayer(CacheLayerMixin):
         self.cohorts = tuple(one._replace(padding=one.padding - columns) for one in self.cohorts)
         self.columns -= columns
 
-    def share_with(self, other: QuantizedLayer, *, with_padding: bool = True) -> None:
-        """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes.
+    def share_with(self, other: QuantizedLayer) -> None:
+        """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes."""
+        cohorts = _select(self.cohorts, range(self.batch_size)) if self.cohorts else ()
+        other.state = self.state._replace(cohorts=cohorts)
 
-        Without `with_padding` it keeps its own announced padding, which holds again after `reset`.
-        """
-        other.columns, other.is_initialized, other.record_past = self.columns, self.is_initialized, self.record_past
-        other._dtype = self._dtype
-        if with_padding:
-            other._left_padding = self._left_padding
-        other.cohorts = _select(self.cohorts, range(self.batch_size)) if self.cohorts else ()
+    @property
+    def state(self) -> LayerState:
+        """What the layer holds, itself and not a copy."""
+        return LayerState(self.columns, self._dtype, self.record_past, self._left_padding, self.cohorts)
 
-    def adopt(self, columns: int, groups: Sequence[SharedHeads], dtype: torch.dtype) -> None:
-        """Give this empty layer one row of `columns` tokens whose pages others hold too."""
-        cohorts = self._first_cohorts(1)
-        for mine, shared in zip(cohorts[0].stored_heads, groups, strict=True):
-            mine.keys.adopt(*shared.keys)
-            mine.values.adopt(*shared.values)
-        self.cohorts, self.columns, self.is_initialized, self._dtype = cohorts, columns, True, dtype
+    @state.setter
+    def state(self, state: LayerState) -> None:
+        self.columns, self._dtype, self.record_past, self._left_padding, self.cohorts = state
+        self.is_initialized = bool(state.cohorts)
+
+    def empty_cohort(self, rows: Sequence[int], padding: int) -> Cohort:
+        """Rows without tokens, with stores as this layer makes them."""
+        return Cohort(
+            tuple(rows),
+            padding,
+            tuple(
+                StoredHeads(group.heads, self._store(group, "keys", keys), self._store(group, "values", values))
+                for group, (keys, values) in zip(self._groups, self.calibration, strict=True)
+            ),
+        )
 
     def offload(self) -> None:
         raise CacheStateError(
@@ -272,30 +308,20 @@ class QuantizedLayer(CacheLayerMixin):
         )
 
     def _held(self, side: str) -> Tensor | None:
-        if not self.columns:
+        if not self._cohorts:
             return None
         _, offset = self.get_mask_sizes(0)
-        return self._read(self.cohorts, side, self._dtype, offset, self.columns)
+        return self.read_columns(self.cohorts, side, self._dtype, offset, self.columns)
 
     def _first_cohorts(self, rows: int) -> tuple[Cohort, ...]:
         padding = self._left_padding or (0,) * rows
         by_padding: dict[int, list[int]] = {}
         for row, count in enumerate(padding):
             by_padding.setdefault(count, []).append(row)
-        return tuple(
-            Cohort(
-                tuple(members),
-                count,
-                tuple(
-                    StoredHeads(group.heads, self._store(group, "keys", keys), self._store(group, "values", values))
-                    for group, (keys, values) in zip(self._groups, self._calibration, strict=True)
-                ),
-            )
-            for count, members in by_padding.items()
-        )
+        return tuple(self.empty_cohort(members, count) for count, members in by_padding.items())
 
     def _store(self, group: HeadGroup, side: str, calibration: Calibration | None) -> SideStore:
-        transform = self._key_transform if side == "keys" else None
+        transform = self.key_transform if side == "keys" else None
         some = "" if len(self._groups) == 1 else f", heads {', '.join(map(str, group.heads))}"
         store = SideStore(
             group.keys if side == "keys" else group.values,
@@ -350,18 +376,18 @@ class QuantizedLayer(CacheLayerMixin):
                     own = own[:, list(group.heads)]
                 yield store, own[:, :, skip:]
 
-    def _old_and_new(
-        self, cohorts: tuple[Cohort, ...], keys: Tensor, values: Tensor, offset: int
-    ) -> tuple[Tensor, Tensor]:
-        if not self.columns:
-            return keys, values
-        old_keys = self._read(cohorts, "keys", keys.dtype, offset, self.columns)
-        old_values = self._read(cohorts, "values", values.dtype, offset, self.columns)
-        return torch.cat((old_keys, keys), dim=2), torch.cat((old_values, values), dim=2)
+    def _without_padding(self, states: Tensor, first_column: int) -> Tensor:
+        """New states with zeros where a row is padded: what a model computes there may be NaN, and 0 · NaN is NaN."""
+        padded = [cohort for cohort in self._cohorts if cohort.padding > first_column]
+        if padded:
+            states = states.clone()
+        for cohort in padded:
+            states[list(cohort.rows), :, : cohort.padding - first_column] = 0
+        return states
 
-    def _read(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+    def read_columns(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         """Columns `begin` to `end - 1` of all rows; padding is zero."""
-        if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and begin >= cohorts[0].padding:
+        if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and cohorts[0].padding <= begin < end:
             padding = cohorts[0].padding
             store: SideStore = getattr(cohorts[0].stored_heads[0], side)
             if cohorts[0].rows == tuple(range(len(cohorts[0].rows))):

@@ -5,9 +5,9 @@ whose block is not full. Every value is first rounded to the exact dtype, whethe
 codes never depend on how the tokens were chunked. A committed code never changes.
 
 What a crop does. Tokens at the end are forgotten. Coded tokens become exact again as far as exact copies are still
-held: all that `recording` kept since the last crop, so that a rejected draft leaves no trace; without it those that stay
-keep their codes, and the window fills up again from new tokens. A block of several tokens that is cut keeps the codes of
-the rest, and the next block begins behind it.
+held: all that `recording` kept since the last crop, so that a rejected draft leaves no trace. Without it those that
+stay keep their codes, and the window fills up again from new tokens. A block of several tokens that is cut keeps the
+codes of the rest, and the next block begins behind it.
 """
 
 from __future__ import annotations
@@ -68,6 +68,16 @@ class Change(NamedTuple):
     """The last of the new values, which enter the tail."""
 
 
+class SideParts(NamedTuple):
+    """The pages of a store that holds tokens."""
+
+    coded_pool: PagePool
+    runs: tuple[PagedRows, ...]
+    """Coded tokens, all in `coded_pool`."""
+    tail: PagedRows
+    sinks: PagedRows
+
+
 class SideStore:
     """Sinks, committed codes and full-precision tail of one side of one layer, in that order of tokens."""
 
@@ -101,15 +111,17 @@ class SideStore:
         self._key_transform = None if plan.spec.is_exact else key_transform
         self._on_clip: OnClip = on_clip
         self._name = name
-        self._exact_dtype: FloatDtype = exact_dtype
         self._entry_dtype: str = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
         self._static_nbytes = static_nbytes(plan.spec, kv_heads, dim)
         self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim)
+        self.tail_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, TAIL_PAGE_TOKENS)
+        self.sinks_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, max(1, plan.sinks))
         self._runs: list[PagedRows] = []
         """Coded tokens; more than one run only after a block was cut."""
         self._tail: PagedRows | None = None
         self._sinks: PagedRows | None = None
         self._coded_pool: PagePool | None = None
+        self._coded_columns = 0
 
     @property
     def batch(self) -> int:
@@ -144,34 +156,27 @@ class SideStore:
                 yield part.pool
 
     @property
+    def parts(self) -> SideParts | None:
+        """The pages themselves, not a copy; None while no token is held."""
+        if not self.tokens:
+            return None
+        assert self._coded_pool is not None, "made with the first token"
+        assert self._tail is not None, "made with the first token"
+        assert self._sinks is not None, "made with the first token"
+        return SideParts(self._coded_pool, self.coded_pages, self._tail, self._sinks)
+
+    @parts.setter
+    def parts(self, parts: SideParts | None) -> None:
+        """Take pages as they are; the caller sets the counts of tokens that belong to them."""
+        self._coded_pool = None if parts is None else parts.coded_pool
+        self._runs = [] if parts is None else list(parts.runs)
+        self._tail = None if parts is None else parts.tail
+        self._sinks = None if parts is None else parts.sinks
+
+    @property
     def coded_pages(self) -> tuple[PagedRows, ...]:
         """The coded tokens: one run, and more only after blocks were cut."""
         return tuple(self._runs)
-
-    @property
-    def sink_pages(self) -> PagedRows | None:
-        """The sinks, exact; None before the first token."""
-        return self._sinks
-
-    @property
-    def tail_pages(self) -> PagedRows | None:
-        """Exact tokens behind the coded ones; None before the first token."""
-        return self._tail
-
-    def adopt(self, run: PagedRows, sinks: PagedRows | None) -> None:
-        """Begin with tokens whose pages others hold too: all up to the run's end are coded, none waits in the tail.
-
-        What follows is then stored as if these tokens had been appended here, provided that their successors would
-        have pushed them all out of the recent window. `sinks` is needed where the plan has some.
-        """
-        assert self._tail is None, "only a store that never held a token adopts"
-        assert (sinks is None) == (not self.plan.sinks), "sinks come with the first block"
-        tail, exact = self._exact_layouts()
-        self._coded_pool = run.pool
-        self._tail = PagedRows(PagePool(tail, run.pool.device), run.rows)
-        self._sinks = PagedRows(PagePool(exact, run.pool.device), run.rows) if sinks is None else sinks
-        self._runs = [run]
-        self.tokens, self.coded, self.dropped = self.plan.sinks + run.end, run.end, run.first
 
     def append(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> None:
         """Add tokens. On an error nothing is added."""
@@ -206,16 +211,23 @@ class SideStore:
         """Take what `prepare` made. Nothing here can fail, so several stores change together."""
         assert self._tail is not None, "prepare makes the parts"
         assert self._sinks is not None, "prepare makes the parts"
+        self._tail.make_room()
         if change.new_sinks.shape[2]:
             self._sinks.append(_float_streams(change.new_sinks))
         self._drop_coded(change.dropped)
         self._tail.drop_before(change.kept_from)
         if change.encoded:
             run = self._open_run(change.first_encoded)
+            run.columns_to_keep = self._coded_columns if len(self._runs) == 1 else 0
             for piece in change.encoded:
                 run.append(piece.streams)
                 self.clipped_values += piece.clipped_values
             self.encoded_values += (change.coded - change.first_encoded) * self._rows * self.kv_heads * self.dim
+        if not self._runs and self._coded_columns:
+            # All coded tokens left a sliding layer at once; its block table is there for the next ones.
+            run = self._open_run(change.coded)
+            run.columns_to_keep = self._coded_columns
+            run.make_room()
         new_tail = change.new_tail.shape[2]
         if new_tail:
             if not self._tail.tokens:
@@ -234,8 +246,8 @@ class SideStore:
             return
         if not self.may_crop_to(tokens):
             raise CacheStateError(
-                f"{self._name}: cropping to {tokens} tokens needs token {max(0, tokens - (self.plan.sliding_window or 0))}, "
-                f"and a sliding layer holds them from {self.first_token} on; call activate_past_recording() first"
+                f"{self._name}: a sliding layer that holds tokens from {self.first_token} on cannot be cropped to "
+                f"{tokens}; call activate_past_recording() first"
             )
         self.tokens = min(self.tokens, tokens)
         left = max(0, self.tokens - self.plan.sinks)
@@ -351,11 +363,19 @@ class SideStore:
     def _drop_coded(self, dropped: int) -> None:
         for run in self._runs:
             run.drop_before(dropped)
-        self._runs = [run for run in self._runs if run.tokens]
+        # One that lost all its tokens goes on where the next ones come, if pages still begin at the same bounds.
+        page = self.coded_layout.tokens
+        in_step = [run for run in self._runs if run.start % page == 0][:1]
+        self._runs = [run for run in self._runs if run.tokens] or in_step
 
     def _open_run(self, first: int) -> PagedRows:
         """The run that takes a block whose first token is `first`."""
         assert self._coded_pool is not None, "prepare makes the parts"
+        if self._runs and not self._runs[-1].tokens:
+            if first % self.plan.spec.tokens_per_block == 0:
+                self._runs[-1].begin_at(first)
+                return self._runs[-1]
+            self._runs.clear()
         if self._runs and self._runs[-1].ends_on_block:
             return self._runs[-1]
         page = self.coded_layout.tokens
@@ -372,18 +392,15 @@ class SideStore:
     def _reserve(self, rows: int, device: torch.device, coded: int, end: int) -> None:
         """Take memory before anything changes. What is taken depends on the length alone."""
         if self._tail is None or (not self.tokens and self._tail.rows != rows):
-            tail, sinks = self._exact_layouts()
             self._coded_pool = PagePool(self.coded_layout, device)
-            self._tail = PagedRows(PagePool(tail, device), rows)
-            self._sinks = PagedRows(PagePool(sinks, device), rows)
+            self._tail = PagedRows(PagePool(self.tail_layout, device), rows)
+            self._sinks = PagedRows(PagePool(self.sinks_layout, device), rows)
         assert self._coded_pool is not None, "made with the tail"
-        self._coded_pool.ensure(rows * coded_capacity(self.plan, coded))
-        self._tail.pool.ensure(rows * tail_capacity(self.plan, end))
-
-    def _exact_layouts(self) -> tuple[PageLayout, PageLayout]:
-        """Pages of the tail and of the sinks."""
-        tail = exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, TAIL_PAGE_TOKENS)
-        return tail, exact_page_layout(self._exact_dtype, self.kv_heads, self.dim, max(1, self.plan.sinks))
+        coded_pages, tail_pages = coded_capacity(self.plan, coded), tail_capacity(self.plan, end)
+        self._coded_pool.ensure(rows * coded_pages)
+        self._tail.pool.ensure(rows * tail_pages)
+        self._tail.columns_to_keep = tail_pages
+        self._coded_columns = coded_pages
 
     def _parts(self, dtype: torch.dtype, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
         """(first token, end, values) of pieces that follow each other, each small enough to be worked on at once."""

@@ -10,11 +10,13 @@ import cyclopts
 import kvassay
 from kvassay.cli.assess import assess
 from kvassay.cli.bytes import bytes_command
+from kvassay.cli.capacity import capacity_command
 from kvassay.cli.doctor import doctor
 from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
 from kvassay.cli.formats import formats
 from kvassay.cli.report import report
+from kvassay.cli.scales import scales
 from kvassay.cli.verify import verify
 from kvassay.errors import UsageError
 
@@ -27,8 +29,10 @@ app = cyclopts.App(
 )
 app.command(assess)
 app.command(bytes_command, name="bytes")
+app.command(capacity_command, name="capacity")
 app.command(formats)
 app.command(doctor)
+app.command(scales)
 app.command(verify)
 app.command(report)
 app.command(experiment)

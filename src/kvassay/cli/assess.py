@@ -32,6 +32,7 @@ def assess(
     *,
     contract: Path,
     out: Path | None = None,
+    scales: Path | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -45,6 +46,9 @@ def assess(
         TOML file with candidates, bounds and controls.
     out
         Folder for the evidence pack; must not exist. Default: kvassay-MODEL-CONTRACT in the current folder.
+    scales
+        Checkpoint folder, or a .safetensors file in one, whose KV scales (llm-compressor or ModelOpt layout) serve the
+        formats that they fit. Other static formats are calibrated on the pilot, as inference.calibration says.
     dry_run
         Run the pilot, print plan and cost, and stop.
     json
@@ -54,12 +58,12 @@ def assess(
     loaded = parse_contract(text, str(contract))
     require_torch("kvassay assess")
     if dry_run:
-        return _dry_run(model, loaded, json)
+        return _dry_run(model, loaded, scales, json)
     from kvassay.assess.run import run_assessment
 
     folder = out or Path(f"kvassay-{_slug(model)}-{_slug(loaded.name)}")
     with ProgressDisplay(quiet=json) as progress:
-        result = run_assessment(model, loaded, text, folder, progress, on_plan=None if json else _say_plan)
+        result = run_assessment(model, loaded, text, folder, progress, None if json else _say_plan, scales)
     verdicts = result.verdicts
     if json:
         manifest = {"out": str(result.out), "root": result.manifest.root, "answer": result.answer, "plan": result.plan}
@@ -79,11 +83,11 @@ def assess(
     return verdicts.exit_code
 
 
-def _dry_run(model: str, contract: Contract, json: bool) -> int:
+def _dry_run(model: str, contract: Contract, scales: Path | None, json: bool) -> int:
     from kvassay.assess.run import plan_assessment
 
     with ProgressDisplay(quiet=json) as progress:
-        plan = plan_assessment(model, contract, progress)
+        plan = plan_assessment(model, contract, progress, scales)
     if json:
         print_json(plan)
     else:

@@ -32,6 +32,8 @@ _SHARES = {
 }
 _SPARK = "▁▂▃▄▅▆▇█"
 _NEIGHBOURS_EACH_WAY = 3
+HeadDim = Annotated[int, Parameter(validator=Number(gte=1, lte=4096))]
+KvHeads = Annotated[int, Parameter(validator=Number(gte=1, lte=4096))]
 NEEDS_TORCH = "SQNR on Gaussian data needs the torch extra: pip install 'kvassay[torch]'"
 
 
@@ -39,7 +41,8 @@ def show(
     name: str,
     /,
     *,
-    head_dim: Annotated[int, Parameter(validator=Number(gte=1, lte=4096))] = 128,
+    head_dim: HeadDim = 128,
+    kv_heads: KvHeads = 8,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Explain one format: methods and sources, the bytes of a block, real bits, error, and its neighbours.
@@ -50,11 +53,13 @@ def show(
         A preset, or any format text, for example k=int8:token-head,v=int4:group64.
     head_dim
         Head size of keys and values.
+    kv_heads
+        KV heads of a layer, which share the scales of a format with one scale a token.
     json
         Print one JSON document.
     """
     kv_format = parse_format(name)
-    value = _details(kv_format, head_dim)
+    value = _details(kv_format, head_dim, kv_heads)
     if json:
         print_json(value)
     else:
@@ -62,8 +67,11 @@ def show(
     return 0
 
 
-def side_details(spec: QuantSpec, head_dim: int) -> dict[str, Any]:
-    """What is known of one side without a tensor; bits and arrays are null where it cannot serve `head_dim`."""
+def side_details(spec: QuantSpec, head_dim: int, kv_heads: int) -> dict[str, Any]:
+    """What is known of one side without a tensor; bits and arrays are null where it cannot serve `head_dim`.
+
+    Stored bits are those of all `kv_heads`; arrays and bytes of a block are those of one.
+    """
     method = method_of(spec)
     share = _SHARES[spec.granularity].format(group=spec.group_size, tokens=spec.block_tokens)
     details: dict[str, Any] = {
@@ -108,7 +116,7 @@ def side_details(spec: QuantSpec, head_dim: int) -> dict[str, Any]:
              "shape": [each.heads, *each.block_shape]}
             for each in static_streams(spec, 1, head_dim)
         ]  # fmt: skip
-        stored_bits = stored_bits_per_value(spec, 1, head_dim)
+        stored_bits = stored_bits_per_value(spec, kv_heads, head_dim)
         details.update(stored_bits=stored_bits, block=arrays, block_nbytes=offset, static=static)
         if spec.rotation is not None:
             details["rotation"]["block_at_this_head_dim"] = rotation_block(spec, head_dim)
@@ -132,7 +140,7 @@ def engine_rows(preset: Preset) -> list[dict[str, Any]]:
     ]
 
 
-def _details(kv_format: KVFormat, head_dim: int) -> dict[str, Any]:
+def _details(kv_format: KVFormat, head_dim: int, kv_heads: int) -> dict[str, Any]:
     base, _, options = kv_format.name.partition(",")
     preset = next((preset for preset in PRESETS if preset.name == base), None)
     return {
@@ -143,14 +151,15 @@ def _details(kv_format: KVFormat, head_dim: int) -> dict[str, Any]:
         "engines": [] if preset is None else engine_rows(preset),
         "digest": kv_format.digest,
         "head_dim": head_dim,
+        "kv_heads": kv_heads,
         "sinks": kv_format.sinks,
         "recent": kv_format.recent,
         "skip_layers": list(kv_format.skip_layers),
         "overrides": len(kv_format.overrides),
         "exact_dtype": kv_format.exact_dtype,
-        "keys": side_details(kv_format.keys, head_dim),
-        "values": side_details(kv_format.values, head_dim),
-        "sqnr_db": _rates(kv_format, head_dim) if _has_torch() else None,
+        "keys": side_details(kv_format.keys, head_dim, kv_heads),
+        "values": side_details(kv_format.values, head_dim, kv_heads),
+        "sqnr_db": _rates(kv_format, head_dim, kv_heads) if _has_torch() else None,
     }
 
 
@@ -158,7 +167,7 @@ def _has_torch() -> bool:
     return all(find_spec(name) is not None for name in ("torch", "jaxtyping"))
 
 
-def _rates(kv_format: KVFormat, head_dim: int) -> dict[str, list[dict[str, Any]]]:
+def _rates(kv_format: KVFormat, head_dim: int, kv_heads: int) -> dict[str, list[dict[str, Any]]]:
     """For each side, its SQNR and its neighbours', by stored bits."""
     from kvassay.formats.gaussian_rate import gaussian_sqnr_db  # loads torch
 
@@ -166,13 +175,13 @@ def _rates(kv_format: KVFormat, head_dim: int) -> dict[str, list[dict[str, Any]]
     found: dict[str, list[dict[str, Any]]] = {}
     for side, spec in (("keys", kv_format.keys), ("values", kv_format.values)):
         found[side] = []
-        for each in _neighbourhood(spec, head_dim):
+        for each in _neighbourhood(spec, head_dim, kv_heads):
             if each not in known:
                 known[each] = _measured(gaussian_sqnr_db, each, head_dim)
             found[side].append(
                 {
                     "codec": side_name(each),
-                    "stored_bits": stored_bits_per_value(each, 1, head_dim),
+                    "stored_bits": stored_bits_per_value(each, kv_heads, head_dim),
                     "sqnr_db": known[each],
                     "is_this": each == spec,
                 }
@@ -188,10 +197,10 @@ def _measured(measure: Any, spec: QuantSpec, head_dim: int) -> float | None:
         return None
 
 
-def _neighbourhood(spec: QuantSpec, head_dim: int) -> list[QuantSpec]:
+def _neighbourhood(spec: QuantSpec, head_dim: int, kv_heads: int) -> list[QuantSpec]:
     """The spec between the codecs of presets and of the method table that are nearest in stored bits."""
     try:
-        own = stored_bits_per_value(spec, 1, head_dim)
+        own = stored_bits_per_value(spec, kv_heads, head_dim)
     except GeometryError:
         return []
     formats = [parse_format(preset.name) for preset in PRESETS]
@@ -202,7 +211,7 @@ def _neighbourhood(spec: QuantSpec, head_dim: int) -> list[QuantSpec]:
         if each == spec or each.is_exact or each.needs_calibration or each.rotation is not None or each in bits:
             continue
         try:
-            bits[each] = stored_bits_per_value(each, 1, head_dim)
+            bits[each] = stored_bits_per_value(each, kv_heads, head_dim)
         except GeometryError:
             continue
     near = sorted(bits, key=lambda each: abs(bits[each] - own))
@@ -225,15 +234,15 @@ def _print_details(value: dict[str, Any]) -> None:
         print(f"  layers   {others}; below is what every other layer stores")
     rates = value["sqnr_db"] or {}
     if value["keys"] == value["values"]:
-        _print_side("keys and values", value["keys"], value["head_dim"], rates.get("keys", []))
+        _print_side("keys and values", value["keys"], value, rates.get("keys", []))
     else:
         for side in ("keys", "values"):
-            _print_side(side, value[side], value["head_dim"], rates.get(side, []))
+            _print_side(side, value[side], value, rates.get(side, []))
     if value["sqnr_db"] is None:
         print(f"\n{NEEDS_TORCH}")
 
 
-def _print_side(title: str, side: dict[str, Any], head_dim: int, rates: list[dict[str, Any]]) -> None:
+def _print_side(title: str, side: dict[str, Any], shape: dict[str, Any], rates: list[dict[str, Any]]) -> None:
     print(f"\n{title}: {side['codec']}")
     print(f"  method   {side['method']} ({side['family']}): {side['summary']}")
     print(f"  source   {side['method_source']}")
@@ -253,10 +262,10 @@ def _print_side(title: str, side: dict[str, Any], head_dim: int, rates: list[dic
         return
     nominal, stored = side["nominal_bits"], side["stored_bits"]
     shares = f"{stored / nominal:.4g} times the nominal, {stored / 16:.4g} of 16 bit"
-    print(f"  bits     {nominal} nominal, {stored:.5g} really stored a value: {shares}")
+    print(f"  bits     {nominal} nominal, {stored:.5g} really stored a value: {shares}{_of_heads(side, shape)}")
     tokens = side["tokens_per_block"]
     print(
-        f"  block    {tokens} token{'s' if tokens > 1 else ''} of one KV head, head size {head_dim}: "
+        f"  block    {tokens} token{'s' if tokens > 1 else ''} of one KV head, head size {shape['head_dim']}: "
         f"{side['block_nbytes']:,} B; each array is stored apart, as [batch, heads, blocks, ...]"
     )
     rows = [
@@ -271,6 +280,11 @@ def _print_side(title: str, side: dict[str, Any], head_dim: int, rates: list[dic
     for line in table_lines(["array", "offset", "bytes", "dtype", "shape", "owner"], rows, right=(1, 2)):
         print(f"    {line}")
     _print_rates(rates)
+
+
+def _of_heads(side: dict[str, Any], shape: dict[str, Any]) -> str:
+    """How many heads the bits are of, where that makes a difference."""
+    return f"; of {shape['kv_heads']} KV heads" if any(each["shared_by_heads"] for each in side["block"]) else ""
 
 
 def _print_rates(rates: list[dict[str, Any]]) -> None:

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import cyclopts
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from kvassay.cli.format_details import engine_rows, show, side_details
+from kvassay.cli.format_details import HeadDim, KvHeads, engine_rows, show, side_details
 from kvassay.cli.output import print_json, print_table
 from kvassay.core.format_names import PRESETS, Preset, parse_format
 from kvassay.core.methods import method_of
@@ -31,7 +30,8 @@ formats.command(show)
 @formats.default
 def list_formats(
     *,
-    head_dim: Annotated[int, Parameter(validator=Number(gte=1, lte=4096))] = 128,
+    head_dim: HeadDim = 128,
+    kv_heads: KvHeads = 8,
     methods: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -41,14 +41,16 @@ def list_formats(
     ----------
     head_dim
         Head size for which stored bits are shown.
+    kv_heads
+        KV heads of a layer, likewise; they share the scales of a format with one scale a token (int8-token).
     methods
         List the methods instead, those of other installed packages included, each with examples of its codec texts.
     json
         Print one JSON document.
     """
     if methods:
-        return _print_methods(head_dim, json)
-    rows = [_row(preset, head_dim) for preset in PRESETS]
+        return _print_methods(head_dim, kv_heads, json)
+    rows = [_row(preset, head_dim, kv_heads) for preset in PRESETS]
     if json:
         print_json(rows)
         return 0
@@ -68,7 +70,8 @@ def list_formats(
         ],
         right=(1, 2, 3),
     )
-    print("\nHow an engine's codes compare with ours (notes: kvassay formats show NAME):")
+    print(f"\nBits are those of a head of {head_dim} channels and {kv_heads} KV heads (--head-dim, --kv-heads).")
+    print("How an engine's codes compare with ours (notes: kvassay formats show NAME):")
     for conformance, mark in MARKS.items():
         print(f"  {mark} {conformance.value}")
     print("Methods and their sources:")
@@ -79,9 +82,9 @@ def list_formats(
     return 0
 
 
-def _row(preset: Preset, head_dim: int) -> dict[str, Any]:
+def _row(preset: Preset, head_dim: int, kv_heads: int) -> dict[str, Any]:
     kv_format = parse_format(preset.name)
-    keys, values = side_details(kv_format.keys, head_dim), side_details(kv_format.values, head_dim)
+    keys, values = (side_details(spec, head_dim, kv_heads) for spec in (kv_format.keys, kv_format.values))
     return {
         "name": preset.name,
         "text": preset.text,
@@ -91,6 +94,7 @@ def _row(preset: Preset, head_dim: int) -> dict[str, Any]:
         "key_bits": keys["stored_bits"],
         "value_bits": values["stored_bits"],
         "head_dim": head_dim,
+        "kv_heads": kv_heads,
         "sinks": kv_format.sinks,
         "recent": kv_format.recent,
         "exact_dtype": kv_format.exact_dtype,
@@ -100,14 +104,15 @@ def _row(preset: Preset, head_dim: int) -> dict[str, Any]:
     }
 
 
-def _print_methods(head_dim: int, json: bool) -> int:
+def _print_methods(head_dim: int, kv_heads: int, json: bool) -> int:
     rows = [
         {
             "codec": text,
             "method": method.name,
             "family": method.family.value,
-            "stored_bits": side_details(parse_side(text), head_dim)["stored_bits"],
+            "stored_bits": side_details(parse_side(text), head_dim, kv_heads)["stored_bits"],
             "head_dim": head_dim,
+            "kv_heads": kv_heads,
             "summary": method.summary,
             "source": method.source,
         }

@@ -14,10 +14,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from kvassay.core.calibration_policy import MIN_MAX, parse_policy
 from kvassay.core.digest import sha256_json
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import Owner
-from kvassay.errors import ContractError, FormatError
+from kvassay.errors import CalibrationError, ContractError, FormatError
 
 SCHEMA = "kvassay.contract/1"
 
@@ -101,8 +102,19 @@ class Inference(_Model):
     pilot_documents: Count = Field(default=4, ge=2)
     """Documents of the pilot that planning and calibration use; never reused for the verdict."""
     pilot_items: Count = Field(default=8, ge=2)
+    calibration: str = MIN_MAX.text
+    """How static scales are chosen from the pilot's keys and values: a policy of `core.calibration_policy`."""
     bootstrap_replicates: int = Field(default=10_000, ge=200, le=1_000_000)
     seed: Whole = Field(default=7, ge=0)
+
+    @field_validator("calibration")
+    @classmethod
+    def _known_policy(cls, calibration: str) -> str:
+        """In the one spelling of each policy, so that two of them have one hash."""
+        try:
+            return parse_policy(calibration).text
+        except CalibrationError as error:
+            raise ValueError(str(error)) from error
 
 
 class Controls(_Model):

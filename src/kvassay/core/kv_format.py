@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -164,9 +165,19 @@ class SidePlan(NamedTuple):
 class HeadGroup(NamedTuple):
     """KV heads of one layer that are stored alike, and how."""
 
-    heads: tuple[int, ...]
+    members: range | tuple[int, ...]
+    """Rising. A range where they are all heads: a shape may name millions of them before anyone refuses it."""
     keys: SidePlan
     values: SidePlan
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        return tuple(self.members)
+
+    @property
+    def num_heads(self) -> int:
+        """As `len(heads)`, without listing them."""
+        return len(self.members)
 
 
 def head_groups(kv_format: KVFormat, layer: int, geometry: LayerGeometry) -> tuple[HeadGroup, ...]:
@@ -174,17 +185,33 @@ def head_groups(kv_format: KVFormat, layer: int, geometry: LayerGeometry) -> tup
 
     A skipped layer stores `exact_dtype`. A sliding layer keeps no sinks: its first tokens leave the window anyway.
     """
+    every = range(geometry.kv_heads)
+    overrides = () if kv_format.skips(layer) else [one for one in kv_format.overrides if layer in one.layers]
+    named = {head for override in overrides for head in override.heads or () if head in every}
+    # Heads that no override names share the plans of `None`.
+    plans = {head: _plans(kv_format, layer, overrides, head, geometry) for head in (None, *sorted(named))}
+    if all(each == plans[None] for each in plans.values()):
+        return (HeadGroup(every, *plans[None]),)
     groups: dict[tuple[SidePlan, SidePlan], list[int]] = {}
-    for head in range(geometry.kv_heads):
-        keys, values = kv_format.keys, kv_format.values
-        for override in kv_format.overrides:
-            if layer in override.layers and (override.heads is None or head in override.heads):
-                keys, values = override.keys or keys, override.values or values
-        if kv_format.skips(layer):
-            keys = values = exact_spec(kv_format.exact_dtype)
-        plans = (_side_plan(kv_format, keys, geometry), _side_plan(kv_format, values, geometry))
-        groups.setdefault(plans, []).append(head)
-    return tuple(HeadGroup(tuple(heads), *plans) for plans, heads in groups.items())
+    for head in sorted(named):
+        groups.setdefault(plans[head], []).append(head)
+    if rest := [head for head in every if head not in named]:
+        groups[plans[None]] = sorted([*groups.get(plans[None], ()), *rest])
+    found = (HeadGroup(tuple(heads), *each) for each, heads in groups.items())
+    return tuple(sorted(found, key=lambda group: group.members[0]))
+
+
+def _plans(
+    kv_format: KVFormat, layer: int, overrides: Iterable[Override], head: int | None, geometry: LayerGeometry
+) -> tuple[SidePlan, SidePlan]:
+    """Of one head; of one that no override names where `head` is None."""
+    keys, values = kv_format.keys, kv_format.values
+    if kv_format.skips(layer):
+        keys = values = exact_spec(kv_format.exact_dtype)
+    for override in overrides:
+        if override.heads is None or head in override.heads:
+            keys, values = override.keys or keys, override.values or values
+    return _side_plan(kv_format, keys, geometry), _side_plan(kv_format, values, geometry)
 
 
 def _side_plan(kv_format: KVFormat, spec: QuantSpec, geometry: LayerGeometry) -> SidePlan:

@@ -27,9 +27,9 @@ from kvassay.core.paging import (
 ASSUMPTIONS = (
     "Persistent bytes are those of the arrays that this library's cache allocates: codes, scales, minimums, "
     "full-precision window, sinks and skipped layers, and the unused end of the last page.",
-    "Codes are tightly packed; the alignment of an array within its page is 64 bytes, and no header is stored with a page.",
-    f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by pages of "
-    f"{TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
+    "Codes are tightly packed; the alignment of an array within its page is 64 bytes, and a page has no header.",
+    f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by "
+    f"pages of {TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
     "Object headers, allocator rounding, weights and activations are excluded.",
     "The transient figure is one layer's keys and values as the float32 arrays that a decode step reads, also where "
     "nothing is decoded.",
@@ -112,7 +112,7 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
     for index, layer in enumerate(geometry.layers):
         skipped = kv_format.skips(index)
         for group in head_groups(kv_format, index, layer):
-            heads = len(group.heads)
+            heads = group.num_heads
             keys.update(_side_nbytes(group.keys, heads, layer.head_dim, tokens, batch, kv_format, skipped))
             values.update(_side_nbytes(group.values, heads, layer.value_dim, tokens, batch, kv_format, skipped))
         visible = min(tokens, layer.sliding_window or tokens)
@@ -155,10 +155,10 @@ def _side_nbytes(
         nbytes[Owner.SKIPPED_LAYERS if skipped else region.stream.owner] += part
         filled += part
     allocated = batch * pages.coded_pages * coded.nbytes
-    records = batch * pages.coded_pages * PAGE_RECORD_NBYTES + batch * pages.coded_pages_used * TABLE_ENTRY_NBYTES
-    for tokens_held, used, kept, page, owner in (
-        (pages.tail_tokens, pages.tail_pages_used, pages.tail_pages, TAIL_PAGE_TOKENS, Owner.WINDOW),
-        (pages.sink_tokens, bool(pages.sink_tokens), bool(pages.sink_tokens), plan.sinks, Owner.SINKS),
+    all_pages = batch * pages.coded_pages
+    for tokens_held, kept, page, owner in (
+        (pages.tail_tokens, pages.tail_pages, TAIL_PAGE_TOKENS, Owner.WINDOW),
+        (pages.sink_tokens, bool(pages.sink_tokens), plan.sinks, Owner.SINKS),
     ):
         if not kept:
             continue
@@ -167,7 +167,7 @@ def _side_nbytes(
         nbytes[owner] += part
         filled += part
         allocated += batch * kept * layout.nbytes
-        records += batch * (kept * PAGE_RECORD_NBYTES + used * TABLE_ENTRY_NBYTES)
+        all_pages += batch * kept
     nbytes[Owner.PADDING] += allocated - filled
-    nbytes[Owner.BLOCK_TABLE] += records
+    nbytes[Owner.BLOCK_TABLE] += all_pages * (PAGE_RECORD_NBYTES + TABLE_ENTRY_NBYTES)
     return {owner: count for owner, count in nbytes.items() if count}

@@ -120,8 +120,12 @@ class Method(NamedTuple):
     """Static arrays of the method's own, beside the scale of a static granularity and the mean; None for none."""
     options: tuple[Option, ...] = ()
     may_rotate: bool = True
+    rotates: bool = False
+    """True where the codec rotates by itself, without a rotation in the spec."""
     error_bound: str = ""
-    """A sentence on |x − x̂| that `formats show` prints; empty where none is given."""
+    """A sentence on |x − x̂| that `formats show` prints, or why there is no bound; empty where none is given. For finite
+    values, in exact arithmetic, whose stored parameters lie in the normal range of their
+    dtype. Every row of kvassay's own has one."""
 
 
 @cache
@@ -130,7 +134,7 @@ def methods() -> dict[str, Method]:
     from kvassay.core.method_table import TABLE  # the table's rows are made of this module's types
 
     rows = {method.name: method for method in TABLE}
-    own_words = {word.text for method in TABLE for word in method.words}
+    owners = {word.text: f"kvassay's {method.name}" for method in TABLE for word in method.words}
     for point in entry_points(group=ENTRY_POINTS):
         method = point.load()
         where = f"entry point {point.name} of {point.value.partition(':')[0]}"
@@ -138,8 +142,13 @@ def methods() -> dict[str, Method]:
             raise FormatError(f"{where} is a {type(method).__name__}; expected a kvassay.core.methods.Method")
         if method.name in rows:
             raise FormatError(f"{where} names its method {method.name!r}, which exists; rename it")
-        if taken := [word.text for word in method.words if word.text in own_words]:
-            raise FormatError(f"{where} takes the codec names {', '.join(taken)}, which exist; rename them")
+        for word in method.words:
+            if word.text in owners:
+                raise FormatError(
+                    f"{where} takes the codec name {word.text!r}, which {owners[word.text]} has; rename it, or remove "
+                    "one of the two packages"
+                )
+            owners[word.text] = f"{method.name} of {where}"
         rows[method.name] = method
     return rows
 

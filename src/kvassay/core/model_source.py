@@ -95,6 +95,18 @@ def geometry_of(name: str) -> CacheGeometry:
             return geometry_from_config(read_config(fetch_hub_config(source.hub)))
 
 
+def weight_files_nbytes(name: str) -> int | None:
+    """Bytes of a model's weights as its files hold them; None where no file is at hand (config alone, hub id).
+
+    Loading may take more: a 4-bit GGUF file that is run in float32 grows eightfold.
+    """
+    source = resolve_model(name)
+    if source.path is None:
+        return None
+    files = [source.path] if source.kind is SourceKind.GGUF else sorted(source.path.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files) or None
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a transformers folder; raises GeometryError if it is not a JSON object."""
     path = folder / "config.json"

@@ -2,7 +2,7 @@
 
 A page holds some consecutive tokens of one side of one layer of one sequence, for all KV heads of a head group:
 
-    [tile of head 0][tile of head 1]...[shared arrays]      tile: [codes][scales][minimums]..., each from a 64-byte bound
+    [tile of head 0][tile of head 1]...[shared arrays]      tile: [codes][scales][minimums]..., each on a 64-byte bound
 
 so its bytes depend on its tokens, their keys or values and the format, and on nothing else. A side has up to three
 kinds: coded pages, tail pages (full precision, tokens that wait or that the window protects) and one page of sinks.
@@ -11,13 +11,19 @@ The store allocates and the ledger predicts from what is written here.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
+from kvassay.core.digest import sha256_json
 from kvassay.core.kv_format import SidePlan
 from kvassay.core.layout import streams
 from kvassay.core.methods import Stream
 from kvassay.core.spec import FloatDtype, QuantSpec, exact_spec
+
+PAGE_ORDER = "kvassay.page/1"
+"""Names the order of bytes in a page, for all formats: tiles of heads, arrays in the order of the spec, blocks rising.
+
+Named anew whenever the same tokens would give a page other bytes, so that saved pages are never misread.
+"""
 
 PAGE_TOKENS = 64
 """Tokens of a coded page, rounded up to whole blocks of the spec."""
@@ -66,7 +72,6 @@ class PageLayout(NamedTuple):
         return self.tokens // self.block_tokens
 
 
-@lru_cache(maxsize=4096)
 def page_layout(spec: QuantSpec, kv_heads: int, dim: int, tokens: int | None = None) -> PageLayout:
     """The page of a spec; `tokens` of it, or PAGE_TOKENS rounded up to whole blocks.
 
@@ -91,6 +96,32 @@ def page_layout(spec: QuantSpec, kv_heads: int, dim: int, tokens: int | None = N
     return PageLayout(page, spec.tokens_per_block, kv_heads, tuple(regions), tile, end)
 
 
+def layout_id(layout: PageLayout) -> str:
+    """SHA-256 of everything that says what each byte of a page is: where an array lies, its type and shape, the order.
+
+    Pages of equal size but different ids hold different things (int8 and fp8 codes, two heads and two sequences).
+    """
+    arrays = [
+        {
+            "name": region.stream.name,
+            "dtype": region.stream.dtype,
+            "heads": region.stream.heads,
+            "block_shape": list(region.stream.block_shape),
+            "offset": region.offset,
+            "shared": region.shared,
+        }
+        for region in layout.regions
+    ]
+    sizes = {
+        "tokens": layout.tokens,
+        "block_tokens": layout.block_tokens,
+        "kv_heads": layout.kv_heads,
+        "tile_nbytes": layout.tile_nbytes,
+        "nbytes": layout.nbytes,
+    }
+    return sha256_json({"order": PAGE_ORDER, "arrays": arrays, **sizes})
+
+
 def exact_page_layout(dtype: FloatDtype, kv_heads: int, dim: int, tokens: int) -> PageLayout:
     """The page of sinks or of the tail."""
     return page_layout(exact_spec(dtype), kv_heads, dim, tokens)
@@ -109,10 +140,8 @@ class SidePages(NamedTuple):
     tail_tokens: int
     stored_tokens: int
     """Tokens read from codes."""
-    tail_pages_used: int
-    coded_pages_used: int
     tail_pages: int
-    """Allocated, which may be one more than used."""
+    """Allocated, which may be one more than holds tokens."""
     coded_pages: int
 
 
@@ -122,19 +151,13 @@ def side_pages(plan: SidePlan, tokens: int) -> SidePages:
     Pages that the window or a sliding layer has left behind are used again, so what is allocated grows with the length
     up to a bound and then stays. That makes it a function of the length, however the tokens came.
     """
-    page = page_tokens(plan.spec)
     sinks = min(tokens, plan.sinks)
-    committed, dropped = plan.committed_tokens(tokens), plan.dropped_tokens(tokens)
+    committed = plan.committed_tokens(tokens)
     after_sinks = tokens - sinks
-    coded_used = -(-committed // page) - dropped // page if committed > dropped else 0
-    tail = after_sinks - committed
-    tail_used = -(-after_sinks // TAIL_PAGE_TOKENS) - committed // TAIL_PAGE_TOKENS if tail else 0
     return SidePages(
         sink_tokens=sinks,
-        tail_tokens=tail,
-        stored_tokens=committed - dropped,
-        tail_pages_used=tail_used,
-        coded_pages_used=coded_used,
+        tail_tokens=after_sinks - committed,
+        stored_tokens=committed - plan.dropped_tokens(tokens),
         tail_pages=tail_capacity(plan, after_sinks),
         coded_pages=coded_capacity(plan, committed),
     )

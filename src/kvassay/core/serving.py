@@ -24,5 +24,5 @@ def check_serves(kv_format: KVFormat, geometry: CacheGeometry) -> None:
                 )
     for index, layer in enumerate(geometry.layers):
         for group in head_groups(kv_format, index, layer):
-            streams(group.keys.spec, len(group.heads), layer.head_dim)
-            streams(group.values.spec, len(group.heads), layer.value_dim)
+            streams(group.keys.spec, group.num_heads, layer.head_dim)
+            streams(group.values.spec, group.num_heads, layer.value_dim)

@@ -1,87 +1,53 @@
-"""Static scales: how they are chosen from sample values, and which are refused.
-
-Policies, for the range [low, high] that the codes of a group then cover:
-- min-max: the smallest and the largest sample value. Clips nothing of the sample.
-- percentile p: p percent of the sample lie inside. By order statistics (nearest rank), so the range ends at sample
-  values. A symmetric grid ranks magnitudes; an asymmetric one leaves (100 − p)/2 percent out on each side.
-- mse: of the min-max range, shrunk about its centre (zero for a symmetric grid) by each of `SHRINK_FACTORS`, the one of
-  the least squared error of the sample through the codec itself; the widest of equals.
-
-Percentile and least-error ranges are those of post-training quantization of activations: Migacz 2017 (8-bit inference
-with TensorRT, calibration); Nagel et al. 2021 (arXiv:2106.08295, section 3.1, range setting).
-"""
+"""Static scales: computed from sample values by a policy (`core.calibration_policy`), and which are refused."""
 
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kvassay.core.calibration_policy import (
+    MIN_MAX,
+    SHRINK_FACTORS,
+    CalibrationPolicy,
+    LeastError,
+    MinMax,
+    Percentile,
+    as_policy,
+    parse_policy,
+)
+from kvassay.core.geometry import Owner
 from kvassay.core.layout import static_streams
 from kvassay.core.spec import QuantSpec
 from kvassay.errors import CalibrationError
 
-SHRINK_FACTORS = tuple(step / 50 for step in range(50, 9, -1))
-"""1.00, 0.98, ... 0.20 of the min-max range. Best for half a million Gaussian values: 0.34 at 2 bit, 0.86 at 8 bit."""
+__all__ = [
+    "MIN_MAX",
+    "SHRINK_FACTORS",
+    "CalibrationPolicy",
+    "LeastError",
+    "MinMax",
+    "Percentile",
+    "Range",
+    "UnitScaleWarning",
+    "all_unit",
+    "as_policy",
+    "calibration_source",
+    "fit_range",
+    "note_unit_scales",
+    "parse_policy",
+    "require_calibration",
+    "require_usable_scales",
+    "sum_of_squares",
+]
 
 
 class UnitScaleWarning(UserWarning):
     """Every static scale is 1.0: most likely nobody calibrated, and values are stored by a plain cast."""
-
-
-@dataclass(frozen=True)
-class MinMax:
-    """The whole range of the sample."""
-
-    @property
-    def text(self) -> str:
-        return "min-max"
-
-
-@dataclass(frozen=True)
-class Percentile:
-    """The range that holds `percent` of the sample."""
-
-    percent: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.percent <= 100:
-            raise CalibrationError(f"a percentile lies in (0, 100], found {self.percent}; use for example 99.9")
-
-    @property
-    def text(self) -> str:
-        return f"percentile {self.percent:g}"
-
-
-@dataclass(frozen=True)
-class LeastError:
-    """The range of the least squared error among `SHRINK_FACTORS` of the whole one."""
-
-    @property
-    def text(self) -> str:
-        return "mse"
-
-
-CalibrationPolicy = MinMax | Percentile | LeastError
-
-MIN_MAX = MinMax()
-
-
-def parse_policy(text: str) -> CalibrationPolicy:
-    """Read `min-max`, `mse` or `percentile P`; raises CalibrationError naming these."""
-    if text == "min-max":
-        return MIN_MAX
-    if text == "mse":
-        return LeastError()
-    if match := re.fullmatch(r"percentile[ =]([0-9]{1,3}(?:\.[0-9]{1,9})?)", text):
-        return Percentile(float(match[1]))
-    raise CalibrationError(f"calibration policy {text!r} is unknown; use min-max, mse or for example 'percentile 99.9'")
 
 
 class Range(NamedTuple):
@@ -171,7 +137,7 @@ def require_calibration(
                 f"{stream.name} of {name} is {found.dtype} {list(found.shape)}; expected torch.{stream.dtype} "
                 f"{list(expected)}"
             )
-        if "scale" in stream.name:
+        if stream.owner is Owner.SCALES:
             require_usable_scales(f"{stream.name} of {name}", found)
         elif not bool(torch.isfinite(found).all()):
             raise CalibrationError(f"{stream.name} of {name} holds NaN or infinity; calibrate again")

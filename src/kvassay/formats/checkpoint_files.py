@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,11 +22,36 @@ MODELOPT_CONFIG = "hf_quant_config.json"
 SCALE_FILE = "kv_scales.safetensors"
 """Where scales are written: a file of their own, so that no weight is rewritten."""
 
+MAX_JSON_NBYTES = 1 << 27
+"""An index names every tensor: 10 MB in the largest models. Beyond it, it is no config."""
+MAX_SCALE_ELEMENTS = 1 << 20
+"""Of one scale or mean; real ones have at most a value for each channel of each KV head."""
+
+SOURCE_KEY = "kvassay.scale_source"
+"""Metadata of `SCALE_FILE`: how its scales were chosen."""
+
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """File of every tensor, by name: from the index where there is one, and from the headers of other files."""
+def config_folder(path: Path) -> Path:
+    """Where the configs of a checkpoint are: the folder itself, or that of one of its files."""
+    if path.is_dir():
+        return path
+    if path.is_file() and path.suffix == ".safetensors":
+        return path.parent
+    found = "is a file of another kind" if path.exists() else "does not exist"
+    raise CalibrationError(f"{str(path)!r} {found}; expected a checkpoint folder, or a .safetensors file in one")
+
+
+def tensor_files(path: Path) -> dict[str, Path]:
+    """File of every tensor, by name: from the index where there is one, and from the headers of other files.
+
+    Of one file where `path` is a file.
+    """
+    folder = config_folder(path)
+    if folder != path:
+        with _opened(path) as file:
+            return dict.fromkeys(file.keys(), path)
     found: dict[str, Path] = {}
     indexed: set[str] = set()
     for name, file in _weight_map(folder).items():
@@ -54,6 +80,9 @@ def read_tensors(files: Mapping[str, Path], names: Iterable[str]) -> dict[str, T
             for name in wanted:
                 if name not in held:
                     raise CalibrationError(f"{name} is not in {path.name}, where {INDEX} places it")
+                shape = file.get_slice(name).get_shape()
+                if math.prod(shape) > MAX_SCALE_ELEMENTS:
+                    raise CalibrationError(f"{name} has shape {shape}; expected a scale, or a mean of each channel")
                 tensor = file.get_tensor(name)
                 if tensor.dtype not in _FLOATS:
                     raise CalibrationError(f"{name} is {tensor.dtype}; expected a floating-point scale")
@@ -64,10 +93,14 @@ def read_tensors(files: Mapping[str, Path], names: Iterable[str]) -> dict[str, T
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(MAX_JSON_NBYTES + 1)
+        if len(data) > MAX_JSON_NBYTES:
+            raise CalibrationError(f"{path.name} has more than {MAX_JSON_NBYTES} bytes; is it a config?")
+        content = json.loads(data.decode())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CalibrationError(f"{path.name} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise CalibrationError(f"{path.name} holds a JSON {type(content).__name__}; expected an object")
@@ -81,10 +114,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     os.replace(waiting, path)
 
 
-def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write `SCALE_FILE` and enter its tensors in the index, where there is one."""
+def write_tensors(folder: Path, tensors: dict[str, Tensor], source: str) -> None:
+    """Write `SCALE_FILE`, with `source` in its metadata, and enter its tensors in the index, where there is one."""
     waiting = folder / (SCALE_FILE + ".part")
-    save_file(tensors, waiting, metadata={"format": "pt"})
+    save_file(tensors, waiting, metadata={"format": "pt", SOURCE_KEY: source})
     os.replace(waiting, folder / SCALE_FILE)
     index = read_json(folder / INDEX)
     if index:

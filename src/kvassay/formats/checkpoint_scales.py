@@ -45,7 +45,14 @@ from kvassay.formats.checkpoint_schemes import (
     tensor_name,
 )
 
-__all__ = ["ScaleLayout", "checkpoint_scheme", "read_checkpoint_scales", "read_query_scales", "write_checkpoint_scales"]
+__all__ = [
+    "ScaleLayout",
+    "check_writable",
+    "checkpoint_scheme",
+    "read_checkpoint_scales",
+    "read_query_scales",
+    "write_checkpoint_scales",
+]
 
 Scales = dict[int, tuple[tuple[Calibration | None, Calibration | None], ...]]
 """By layer, one (keys, values) pair a head group: what `QuantizedCache(calibration=...)` takes."""
@@ -56,7 +63,7 @@ _SIDES = (("k", "keys"), ("v", "values"))
 def read_checkpoint_scales(
     folder: Path, kv_format: KVFormat, geometry: CacheGeometry, *, accept_unit_scales: bool = False
 ) -> Scales:
-    """Calibrations of every layer of `kv_format` that needs them.
+    """Calibrations of every layer of `kv_format` that needs them, from a checkpoint folder or one file in it.
 
     `accept_unit_scales` says that a plain cast is meant, and silences the warning; the source still tells.
     """
@@ -80,11 +87,7 @@ def read_checkpoint_scales(
     roles = ["k_scale", "v_scale", *(["k_bias", "v_bias"] if spec.mean else [])]
     wanted = {(layer, role): _name(names, layer, role, scheme.layout) for layer in needed for role in roles}
     tensors = read_tensors(files, wanted.values())
-    for (_, role), name in wanted.items():
-        if role.endswith("_scale"):
-            require_usable_scales(name, tensors[name])
-        elif not bool(torch.isfinite(tensors[name]).all()):
-            raise CalibrationError(f"{name} holds NaN or infinity; expected a finite mean of each channel")
+    require_usable_tensors({name: role for (_, role), name in wanted.items()}, tensors)
     scales = [tensors[name] for (_, role), name in wanted.items() if role.endswith("_scale")]
     unit = ", all scales 1.0" if all_unit(scales) else ""
     if unit and not accept_unit_scales:
@@ -141,19 +144,11 @@ def write_checkpoint_scales(
     Exactly two scale tensors a layer of `calibration`, and a `q_scale` for each of `query_scales`. Refused where the
     folder has scales already, where keys and values differ in spec, or where the layout has no name for the spec.
     """
-    spec = kv_format.keys
-    if kv_format.values != spec or kv_format.overrides:
-        raise FormatError(
-            f"{kv_format.name} stores some keys and values differently; a checkpoint has one KV scheme, so write for "
-            "example kv=fp8-e4m3:tensor, with skip= for layers left out"
-        )
-    config = config_section(spec, layout)
     if query_scales and layout is ScaleLayout.MODELOPT:
         raise FormatError("ModelOpt's layout has no name for query scales; use the llm-compressor layout")
-    if list(folder.glob("*.safetensors")):
-        files = tensor_files(folder)
-        if present := [name for each in ScaleLayout for name in scale_names(files, each).values()]:
-            raise CalibrationError(f"{folder.name!r} has scales already, for example {present[0]}; write to a copy")
+    check_writable(folder, kv_format, layout)
+    spec = kv_format.keys
+    config = config_section(spec, layout)
     tensors: dict[str, Tensor] = {}
     for layer, groups in calibration.items():
         for index, (letter, side) in enumerate(_SIDES):
@@ -168,11 +163,27 @@ def write_checkpoint_scales(
     for name, tensor in tensors.items():
         if name.endswith("_scale"):
             require_usable_scales(name, tensor)
-    write_tensors(folder, {name: tensor.to(torch.float32).contiguous() for name, tensor in tensors.items()})
+    sources = {side.source for groups in calibration.values() for side in groups[0] if side is not None}
+    held = {name: tensor.to(torch.float32).contiguous() for name, tensor in tensors.items()}
+    write_tensors(folder, held, "; ".join(sorted(sources))[:1000])
     path = folder / (CONFIG if layout is ScaleLayout.LLM_COMPRESSOR else MODELOPT_CONFIG)
     before = read_json(path)
     section = next(iter(config))
     write_json(path, {**before, section: {**(before.get(section) or {}), **config[section]}})
+
+
+def check_writable(folder: Path, kv_format: KVFormat, layout: ScaleLayout) -> None:
+    """Raise FormatError or CalibrationError where `write_checkpoint_scales` would, as far as no scale is needed."""
+    if kv_format.values != kv_format.keys or kv_format.overrides:
+        raise FormatError(
+            f"{kv_format.name} stores some keys and values differently; a checkpoint has one KV scheme, so write for "
+            "example kv=fp8-e4m3:tensor, with skip= for layers left out"
+        )
+    config_section(kv_format.keys, layout)
+    if list(folder.glob("*.safetensors")):
+        files = tensor_files(folder)
+        if present := [name for each in ScaleLayout for name in scale_names(files, each).values()]:
+            raise CalibrationError(f"{folder.name!r} has scales already, for example {present[0]}; write to a copy")
 
 
 def _name(names: Mapping[tuple[int, str], str], layer: int, role: str, layout: ScaleLayout) -> str:
@@ -184,6 +195,15 @@ def _name(names: Mapping[tuple[int, str], str], layer: int, role: str, layout: S
             f"skip={layer}, or calibrate on samples"
         )
     return name
+
+
+def require_usable_tensors(roles: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    """By tensor name (B25)."""
+    for name, role in roles.items():
+        if role.endswith("_scale"):
+            require_usable_scales(name, tensors[name])
+        elif not bool(torch.isfinite(tensors[name]).all()):
+            raise CalibrationError(f"{name} holds NaN or infinity; expected a finite mean of each channel")
 
 
 def _scale_parameters(

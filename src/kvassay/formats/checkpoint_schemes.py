@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from kvassay.core.side_names import parse_side, side_name
 from kvassay.core.spec import QuantSpec
 from kvassay.errors import CalibrationError, FormatError
-from kvassay.formats.checkpoint_files import CONFIG, MODELOPT_CONFIG, read_json
+from kvassay.formats.checkpoint_files import CONFIG, MODELOPT_CONFIG, config_folder, read_json
 
 
 class ScaleLayout(StrEnum):
@@ -43,8 +43,9 @@ _ALGORITHMS = {
 }
 
 
-def checkpoint_scheme(folder: Path) -> CheckpointScheme:
+def checkpoint_scheme(path: Path) -> CheckpointScheme:
     """What the configs of a checkpoint say. Raises CalibrationError where they say nothing usable (B08)."""
+    folder = config_folder(path)
     config = _section(folder / CONFIG, "quantization_config")
     modelopt = _section(folder / MODELOPT_CONFIG, "quantization")
     algorithm = modelopt.get("kv_cache_quant_algo") or config.get("kv_cache_quant_algo")

@@ -7,14 +7,11 @@ allocated, and every array's bytes with their hash before any is handed out.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import secrets
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 from pydantic import ValidationError
@@ -34,36 +31,27 @@ from kvassay.core.packed_layout import (
     header_digest,
     packed_sides,
 )
-from kvassay.core.spec import DTYPE_NBYTES
-from kvassay.errors import KvassayError, PackedKVError
+from kvassay.errors import CalibrationError, ContainerError, KvassayError, PackedKVError
+from kvassay.formats.calibration import require_calibration
+from kvassay.formats.container import (
+    CONTAINER_DTYPES,
+    Entry,
+    StoredArray,
+    container_header,
+    in_file_order,
+    one_line,
+    read_container,
+    replacing_file,
+    require_length,
+    require_little_endian,
+    require_no_gap,
+    strict_json,
+)
 from kvassay.formats.packed_kv import PackedKV
 
 METADATA_KEY = "kvassay.packed_kv"
 MAX_HEADER_NBYTES = 1 << 20
 """A header of one layer takes about 4 KiB for each head group, and a group is all heads that are stored alike."""
-CONTAINER_DTYPES = {
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-}
-"""safetensors' names of the dtypes that kvassay stores. `fn` and `fnuz` bytes mean different numbers."""
-
-
-class _Entry(NamedTuple):
-    """An array as the container describes it; `begin` counts from the end of the container's header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 def packed_header(packed: PackedKV) -> PackedHeader:
@@ -100,62 +88,36 @@ def array_bytes(array: Tensor) -> bytes:
 
 def save_packed(packed: PackedKV, path: Path) -> None:
     """Write the file beside `path` and put it in place by one rename."""
-    _require_little_endian()
     header = canonical_json(packed_header(packed).to_json()).decode()
     if len(header) * 2 > MAX_HEADER_NBYTES:
         raise PackedKVError(
             f"{path}: a header of {len(header)} bytes is more than a reader takes; override fewer heads"
         )
-    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
-    try:
-        with partial.open("xb") as file:
-            _write_container(file, packed, header)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise PackedKVError(f"{path}: cannot be written: {_one_line(error)}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _write_container(file: BinaryIO, packed: PackedKV, header: str) -> None:
-    """safetensors, written here so that equal arrays give equal files under every release of that package.
-
-    Wide elements come first and the data begins at a multiple of 8 bytes, so every array is aligned for its type.
-    """
     declared = [array for side in packed.sides for array in side.arrays]
-    declared.sort(key=lambda array: -DTYPE_NBYTES[array.dtype])
-    table: dict[str, object] = {"__metadata__": {METADATA_KEY: header}}
-    place = 0
-    for array in declared:
-        table[array.name] = {
-            "dtype": CONTAINER_DTYPES[array.dtype],
-            "shape": array.shape,
-            "data_offsets": (place, place + array.nbytes),
-        }
-        place += array.nbytes
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for array in declared:
-        file.write(array_bytes(packed.arrays[array.name]))
+    stored = in_file_order([StoredArray(array.name, array.dtype, array.shape) for array in declared])
+    try:
+        with replacing_file(path) as file:
+            file.write(container_header(stored, METADATA_KEY, header))
+            for array in stored:
+                file.write(array_bytes(packed.arrays[array.name]))
+    except ContainerError as error:
+        raise PackedKVError(f"{path}: {error}") from error
 
 
 def read_packed(path: Path) -> PackedKV:
     """Read and check a whole file; raises PackedKVError that names the file and the fault."""
-    _require_little_endian()
     try:
+        require_little_endian()
         with path.open("rb") as file:
             return _read(file, os.fstat(file.fileno()).st_size)
-    except PackedKVError as error:
+    except (PackedKVError, ContainerError) as error:
         raise PackedKVError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:
-        raise PackedKVError(f"{path}: cannot be read: {_one_line(error)}") from error
+        raise PackedKVError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
 def _read(file: BinaryIO, file_nbytes: int) -> PackedKV:
-    entries, text, data_begin = _container(file, file_nbytes)
+    entries, text, data_begin = read_container(file, file_nbytes, METADATA_KEY, MAX_HEADER_NBYTES, "packed-KV file")
     header, kv_format = _header(text)
     try:
         sides = packed_sides(kv_format, header.layer, header.geometry)
@@ -165,7 +127,7 @@ def _read(file: BinaryIO, file_nbytes: int) -> PackedKV:
             {name: side.clipped_values for name, side in header.sides.items()},
         )
     except (KvassayError, KeyError) as error:
-        raise PackedKVError(f"the header's format and geometry do not fit: {_one_line(error)}") from error
+        raise PackedKVError(f"the header's format and geometry do not fit: {one_line(error)}") from error
     if expected_sides != header.sides:
         wrong = sorted(
             name
@@ -176,6 +138,17 @@ def _read(file: BinaryIO, file_nbytes: int) -> PackedKV:
     declared = [array for side in sides for array in side.arrays]
     _check_arrays(declared, header, entries, file_nbytes - data_begin)
     arrays = {array.name: _array(file, array, header, data_begin + entries[array.name].begin) for array in declared}
+    for side in sides:
+        spec, source = side.plan.spec, header.sides[side.name].scale_source
+        static = {
+            each.removeprefix(side.static_prefix): arrays[each]
+            for each in arrays
+            if each.startswith(side.static_prefix)
+        }
+        try:
+            require_calibration(spec, len(side.heads), side.dim, static, source, side.name)
+        except CalibrationError as error:
+            raise PackedKVError(str(error)) from error
     return PackedKV(
         kv_format,
         header.layer,
@@ -186,36 +159,9 @@ def _read(file: BinaryIO, file_nbytes: int) -> PackedKV:
     )
 
 
-def _container(file: BinaryIO, file_nbytes: int) -> tuple[dict[str, _Entry], str, int]:
-    """Entries by name, our metadata text, and where the data begins."""
-    prefix = file.read(8)
-    header_nbytes = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or 8 + header_nbytes > file_nbytes:
-        raise PackedKVError(f"truncated: {file_nbytes} bytes do not hold a header of {header_nbytes} bytes")
-    if header_nbytes > MAX_HEADER_NBYTES:
-        raise PackedKVError(f"a header of {header_nbytes} bytes; at most {MAX_HEADER_NBYTES} are read")
-    value = _json(file.read(header_nbytes), "the safetensors header")
-    if not isinstance(value, dict):
-        raise PackedKVError("the safetensors header is no object; is this a safetensors file?")
-    metadata = value.pop("__metadata__", None)
-    text = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
-    if not isinstance(text, str):
-        raise PackedKVError(f"no metadata entry {METADATA_KEY!r}; this is no packed-KV file")
-    return {name: _entry(name, fields) for name, fields in value.items()}, text, 8 + header_nbytes
-
-
-def _entry(name: str, fields: Any) -> _Entry:
-    match fields:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if not rest and all(
-            type(number) is int and number >= 0 for number in (*shape, begin, end)
-        ):
-            return _Entry(dtype, tuple(shape), begin, end)
-    raise PackedKVError(f"array {name[:100]!r}: dtype, shape and data_offsets of whole numbers are expected")
-
-
 def _header(text: str) -> tuple[PackedHeader, KVFormat]:
     """Our header, checked for everything that needs no array."""
-    value = _json(text.encode("utf-8", "surrogatepass"), "the packed-KV header")
+    value = strict_json(text.encode("utf-8", "surrogatepass"), "the packed-KV header")
     if not isinstance(value, dict):
         raise PackedKVError("the packed-KV header is no object")
     if value.get("schema") != SCHEMA:
@@ -232,16 +178,17 @@ def _header(text: str) -> tuple[PackedHeader, KVFormat]:
         if canonical_json(header.to_json()) != text.encode():
             raise PackedKVError("the packed-KV header is not the canonical JSON of its fields")
         kv_format = KVFormat.model_validate(header.format)
-        if canonical_format(kv_format) != header.format or kv_format.layout_version != header.layout_version:
+        same = canonical_json(canonical_format(kv_format)) == canonical_json(header.format)  # 0 is not false in JSON
+        if not same or kv_format.layout_version != header.layout_version:
             raise PackedKVError("the header's format is not in canonical form")
         _ = kv_format.name  # the grammar checks methods, bits and options
     except ValidationError as error:
         first = error.errors()[0]
         raise PackedKVError(f"header field {'.'.join(map(str, first['loc']))[:200]}: {first['msg']}") from error
-    except PackedKVError:
+    except (PackedKVError, ContainerError):
         raise
     except (KvassayError, ValueError, KeyError) as error:
-        raise PackedKVError(f"the header's format cannot be read: {_one_line(error)}") from error
+        raise PackedKVError(f"the header's format cannot be read: {one_line(error)}") from error
     if kv_format.digest != header.format_digest:
         raise PackedKVError(
             f"format_digest is {header.format_digest[:12]}…, the format's own digest is {kv_format.digest[:12]}…"
@@ -272,7 +219,7 @@ def _side_headers(
 
 
 def _check_arrays(
-    declared: list[DeclaredArray], header: PackedHeader, entries: dict[str, _Entry], data_nbytes: int
+    declared: list[DeclaredArray], header: PackedHeader, entries: dict[str, Entry], data_nbytes: int
 ) -> None:
     """Names, types, shapes and places of all arrays, before one is allocated."""
     expected = {array.name for array in declared}
@@ -281,13 +228,7 @@ def _check_arrays(
             raise PackedKVError(f"{what} lacks {', '.join(missing)}")
         if extra := sorted(found - expected):
             raise PackedKVError(f"{what} has {', '.join(extra)[:300]}, which the format does not store")
-    place = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].begin):
-        if entry.begin != place or entry.end < place:
-            raise PackedKVError(
-                f"array {name} begins at byte {entry.begin} of the data, expected {place}: gap or overlap"
-            )
-        place = entry.end
+    end = require_no_gap(entries)
     for array in declared:
         own, entry = header.arrays[array.name], entries[array.name]
         for what, dtype, shape, expected_dtype in (
@@ -303,9 +244,7 @@ def _check_arrays(
             raise PackedKVError(f"array {array.name} is owned by {own.owner.value}, expected {array.owner.value}")
         if entry.end - entry.begin != array.nbytes:
             raise PackedKVError(f"array {array.name} takes {entry.end - entry.begin} bytes, its shape {array.nbytes}")
-    if place != data_nbytes:
-        what = "truncated" if data_nbytes < place else "bytes after the last array"
-        raise PackedKVError(f"{what}: {data_nbytes} bytes of arrays, {place} are declared")
+    require_length(data_nbytes, end)
 
 
 def _array(file: BinaryIO, array: DeclaredArray, header: PackedHeader, begin: int) -> Tensor:
@@ -319,26 +258,3 @@ def _array(file: BinaryIO, array: DeclaredArray, header: PackedHeader, begin: in
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor.to(torch.float32)).all()):
         raise PackedKVError(f"array {array.name} holds NaN or infinity; every stored float is finite")
     return tensor
-
-
-def _require_little_endian() -> None:
-    if sys.byteorder != "little":
-        raise PackedKVError("packed-KV files are little-endian and this machine is not; use a little-endian machine")
-
-
-def _json(data: bytes, what: str) -> Any:
-    try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:
-        raise PackedKVError(f"{what} is not valid JSON: {_one_line(error)}") from error
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return value
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

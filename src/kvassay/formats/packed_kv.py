@@ -24,11 +24,11 @@ from torch import Tensor
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import Owner
 from kvassay.core.kv_format import KVFormat
-from kvassay.core.layout import static_streams
 from kvassay.core.ledger import Basis, ByteLedger
 from kvassay.core.packed_layout import PackedGeometry, PackedSide, packed_sides
 from kvassay.errors import CalibrationError, ForeignFormatError, FormatError, GeometryError, KvassayError, RangeError
 from kvassay.formats.base import Calibration, decode_as, require_finite
+from kvassay.formats.calibration import MIN_MAX, CalibrationPolicy, as_policy, require_calibration
 from kvassay.formats.floating import round_to
 from kvassay.formats.registry import quantizer
 
@@ -179,12 +179,17 @@ class PackedFormat:
         values: Float[Tensor, "batch kv_heads tokens value_dim"],
         *,
         layer: int | None = None,
+        policy: str | CalibrationPolicy = MIN_MAX,
     ) -> LayerCalibration:
-        """Static scales, minimums and means from sample keys and values; None for a side that needs none."""
+        """Static scales, minimums and means from sample keys and values; None for a side that needs none.
+
+        `policy`: min-max, mse or percentile P. Raises CalibrationError for another one.
+        """
+        policy = as_policy(policy)
         layer, geometry = self._layer(layer), _geometry(keys, values)
         sides = packed_sides(self.kv_format, layer, geometry)
         found = [
-            quantizer(side.plan.spec).calibrate((keys if side.is_keys else values)[:, list(side.heads)])
+            quantizer(side.plan.spec).calibrate((keys if side.is_keys else values)[:, list(side.heads)], policy)
             if side.plan.spec.needs_calibration
             else None
             for side in sides
@@ -259,17 +264,9 @@ def _checked_calibration(calibration: Calibration | None, side: PackedSide) -> C
         raise CalibrationError(
             "static scales or means are needed and none were given; pass calibration=fmt.calibrate()"
         )
-    for declared in static_streams(spec, len(side.heads), side.dim):
-        found = calibration.parameters.get(declared.name)
-        expected = (declared.heads, *declared.block_shape)
-        if found is None:
-            raise CalibrationError(f"the calibration has no {declared.name}; calibrate for this format")
-        if tuple(found.shape) != expected or str(found.dtype) != f"torch.{declared.dtype}":
-            raise CalibrationError(
-                f"the calibration's {declared.name} is {found.dtype} of shape {list(found.shape)}; expected "
-                f"{declared.dtype} of shape {list(expected)}"
-            )
-        require_finite(found.to(torch.float32).unsqueeze(0), f"the calibration's {declared.name}")
+    require_calibration(
+        spec, len(side.heads), side.dim, calibration.parameters, calibration.source, "the given calibration"
+    )
     return calibration
 
 

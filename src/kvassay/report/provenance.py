@@ -127,6 +127,12 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
             (
                 *(Fact(name, text(subject, "engine", name)) for name in ("name", "version", "attention")),
                 Fact("numerical reference", f"full-precision cache, {content.contract.subject.reference_kv}"),
+                Fact("policy for static scales", content.contract.inference.calibration),
+                *(
+                    Fact(f"checkpoint scales, {name.replace('_', ' ')}", text(subject, "scales", name))
+                    for name in ("name", "layout", "codec", "tensors", "tensors_sha256")
+                    if members_at(subject, "scales")
+                ),
             ),
         ),
         FactGroup(

@@ -26,6 +26,7 @@ MIDPOINT = Method(
         "midpoint-3:group64/scale=f32",
         "midpoint-2:group32",
     ),
+    error_bound="|x − x̂| <= scale / 2^bits, with the scale as it is stored",
 )
 
 
@@ -69,6 +70,9 @@ EXL3 = Method(
             _below_one,
         ),
     ),
+    rotates=True,
+    error_bound="root mean square of x − x̂ over a group <= scale · (c / 2^bits + 2^-11), with the scale as it is "
+    "stored; c = 1, or 3 − 2 · compand with a compander",
 )
 
 LLOYD = Method(
@@ -97,6 +101,9 @@ LLOYD = Method(
             _one_of("plain", "corrected", "preserved"),
         ),
     ),
+    error_bound="none in steps, since the outer cells are open; plain: |x − x̂| <= n · max(g, √D − c) / √D, with the "
+    "norm n of the D values, half the codebook's widest gap g and its last level c; corrected: ‖x − x̂‖ <= n; "
+    "preserved: ‖x − x̂‖ <= √2 · n",
 )
 
 
@@ -133,6 +140,8 @@ LLOYD_QJL = Method(
             _one_of("gaussian", "identity"),
         ),
     ),
+    error_bound="with the residual norm ρ as it is stored; gaussian: no bound, since the sketch is a draw: right on "
+    "average, with ‖x − x̂‖² of π/2 · ρ² on average; identity: ‖x − x̂‖ <= √2 · ρ",
 )
 
 
@@ -175,6 +184,8 @@ NF4 = Method(
             _up_to_64,
         ),
     ),
+    error_bound="|x − x̂| <= 0.152 · scale, with the scale as it is stored: half the widest gap of the codebook; "
+    "an outlier errs by its rounding to the dtype of the scale",
 )
 
 ROWS = (MIDPOINT, EXL3, LLOYD, LLOYD_QJL, NF4)

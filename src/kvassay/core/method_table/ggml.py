@@ -25,9 +25,14 @@ _HALF = "|x − x̂| <= scale / 2, plus |x| · 2^-11 for the scale's own roundin
 _OPPOSITE = "|x − x̂| <= |scale| / 2, or |scale| for a value opposite to the group's largest, plus |x| · 2^-11"
 
 
-def _method(
-    name: str, num_bits: int, codec: str, codes: str, *, symmetric: bool = True, error_bound: str = ""
-) -> Method:
+_RANGE = "|x − x̂| <= scale / 2, plus (max − min + |min|) · 2^-11 for the rounding of scale and minimum to float16"
+_TABLE = (
+    "|x − x̂| <= 0.23 · max|x| of the block: half the widest gap of the table or the end that it lacks on one side, and "
+    "what fitting the scale moves"
+)
+
+
+def _method(name: str, num_bits: int, codec: str, codes: str, *, error_bound: str, symmetric: bool = True) -> Method:
     code_dtype = "int8" if num_bits == 8 else "uint8"
     metadata = "float16 scale" if symmetric else "float16 scale and minimum"
     return Method(
@@ -54,9 +59,9 @@ def _method(
 
 ROWS = (
     _method("q8_0", 8, "ggml_q8:Q8Quantizer", "signed 8-bit codes", error_bound=_HALF),
-    _method("q5_1", 5, "ggml_q5:Q5Quantizer", "5-bit codes", symmetric=False),
-    _method("q5_0", 5, "ggml_q5:Q5Quantizer", "5-bit codes"),
-    _method("q4_1", 4, "ggml_q4:Q4Quantizer", "4-bit codes", symmetric=False),
+    _method("q5_1", 5, "ggml_q5:Q5Quantizer", "5-bit codes", symmetric=False, error_bound=_RANGE),
+    _method("q5_0", 5, "ggml_q5:Q5Quantizer", "5-bit codes", error_bound=_OPPOSITE),
+    _method("q4_1", 4, "ggml_q4:Q4Quantizer", "4-bit codes", symmetric=False, error_bound=_RANGE),
     _method("q4_0", 4, "ggml_q4:Q4Quantizer", "4-bit codes", error_bound=_OPPOSITE),
-    _method("iq4_nl", 4, "ggml_iq4:Iq4Quantizer", "4-bit codes into a table of 16 levels"),
+    _method("iq4_nl", 4, "ggml_iq4:Iq4Quantizer", "4-bit codes into a table of 16 levels", error_bound=_TABLE),
 )

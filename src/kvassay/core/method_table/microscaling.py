@@ -43,7 +43,8 @@ NVFP4 = Method(
         "nvfp4/mean/global=static",
         "nvfp4/had/seed=2",
     ),
-    error_bound="|x − x̂| <= scale · S + max|x| / 16, with the stored block scale and the global scale S",
+    error_bound="|x − x̂| <= scale · S + max|x| / 16, with the stored block scale, of 2^-6 or more, and the global "
+    "scale S",
     static_layout=_global_scale,
     options=(
         Option(

@@ -61,6 +61,8 @@ KVARN = Method(
         "kvarn-2:tile32/had/axis=token",
     ),
     layout=kvarn_layout,
+    error_bound="|x − x̂| <= column scale · (scale / 2 + (L · scale + |minimum|) · u), all as stored; L = 2^bits − 1; "
+    "u = 2^-11 for float16, 2^-8 for bfloat16, 2^-24 for float32",
 )
 
 ROWS = (KVARN,)

@@ -24,10 +24,12 @@ from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms
 from kvassay.cache.quantized_cache import layer_calibration
 from kvassay.cache.quantized_layer import LayerCalibration, SideCalibration
+from kvassay.core.calibration_policy import MIN_MAX, CalibrationPolicy
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry
-from kvassay.core.kv_format import HeadGroup, KVFormat, SidePlan, head_groups
+from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
 from kvassay.core.serving import check_serves
+from kvassay.engines.transformers.calibration import RecordedSample, calibrate_layers
 from kvassay.engines.transformers.capture import CaptureCache, PrefixCache
 from kvassay.engines.transformers.decode_attention import AttentionRule, decode_attention, query_heads_of
 from kvassay.engines.transformers.decode_view import DecodeView, EncodeCounts, decode_view
@@ -35,8 +37,6 @@ from kvassay.engines.transformers.loading_checks import first_line
 from kvassay.engines.transformers.output_head import OutputHead
 from kvassay.engines.transformers.rope_length import rope_length_limit
 from kvassay.errors import KvassayError, ModelError
-from kvassay.formats import Calibration, quantizer
-from kvassay.formats.base import require_finite
 
 PrefillReads = Literal["exact", "stored"]
 
@@ -244,31 +244,12 @@ class DecodeScorer:
             self._transforms[steps] = key_transforms(self._model, kv_format)
         return self._transforms[steps]
 
-    def calibrate(self, kv_format: KVFormat, references: list[ReferencePass]) -> dict[int, LayerCalibration]:
+    def calibrate(
+        self, kv_format: KVFormat, references: list[ReferencePass], policy: CalibrationPolicy = MIN_MAX
+    ) -> dict[int, LayerCalibration]:
         """Static arrays by layer from recorded keys and values; empty for formats that need none."""
-        found: dict[int, LayerCalibration] = {}
-        transforms = self.key_transforms(kv_format)
-        for index, layer in enumerate(self.geometry.layers):
-            groups = head_groups(kv_format, index, layer)
-            sides = tuple(
-                (
-                    _calibrated(
-                        group.keys,
-                        group,
-                        [reference.keys[index] for reference in references],
-                        "keys",
-                        index,
-                        _heads_transform(transforms, index, group),
-                    ),
-                    _calibrated(
-                        group.values, group, [reference.values[index] for reference in references], "values", index
-                    ),
-                )
-                for group in groups
-            )
-            if any(side is not None for pair in sides for side in pair):
-                found[index] = sides
-        return found
+        samples = [RecordedSample(reference.keys, reference.values) for reference in references]
+        return calibrate_layers(kv_format, self.geometry, self.key_transforms(kv_format), samples, policy)
 
     def _check_rope_length(self, tokens: int) -> None:
         """Frequencies that follow the length of a call differ between one pass and steps, so such texts are refused."""
@@ -316,24 +297,6 @@ class DecodeScorer:
 
 def _heads_transform(transforms: Mapping[int, KeyTransform], layer: int, group: HeadGroup) -> KeyTransform | None:
     return transforms[layer].for_heads(group.heads) if layer in transforms else None
-
-
-def _calibrated(
-    plan: SidePlan,
-    group: HeadGroup,
-    samples: list[Tensor],
-    side: str,
-    layer: int,
-    transform: KeyTransform | None = None,
-) -> Calibration | None:
-    if not plan.spec.needs_calibration:
-        return None
-    samples = [sample[:, list(group.heads)] for sample in samples]
-    if transform is not None:  # each sample is a document of its own, from position 0
-        samples = [transform.forward(sample, 0) for sample in samples]
-    sample = torch.cat(samples, dim=2)
-    require_finite(sample, f"{side} of layer {layer}: entries")
-    return quantizer(plan.spec).calibrate(sample)
 
 
 @contextmanager

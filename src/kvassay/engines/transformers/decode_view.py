@@ -14,6 +14,7 @@ from kvassay.core.kv_format import SidePlan, committed_tokens
 from kvassay.errors import KvassayError
 from kvassay.formats import Calibration, quantizer
 from kvassay.formats.base import decode_as, require_finite
+from kvassay.formats.calibration import require_calibration
 from kvassay.formats.floating import round_to
 
 
@@ -84,6 +85,9 @@ def decode_view(
         stored = exact.to(values.dtype)
         if end > begin and not plan.spec.is_exact:
             codec = quantizer(plan.spec)
+            if plan.spec.needs_calibration and calibration is not None:
+                heads, dim, given = values.shape[1], values.shape[3], calibration
+                require_calibration(plan.spec, heads, dim, given.parameters, given.source, "the given calibration")
             entering = exact[:, :, begin:end]
             stored = stored.clone()
             if key_transform is None:

@@ -1,0 +1,118 @@
+"""How models read a QuantizedCache: two entries of transformers' registry of attention functions.
+
+`sdpa` (what most models use) passes everything on to transformers' own function, except packed views of a
+QuantizedCache, which it reads tile by tile. `kvassay` does the same and also serves what sdpa refuses, soft-capped
+scores and learned sinks: `model.set_attn_implementation("kvassay")` for Gemma 2 and GPT-OSS. Models that use neither
+get decoded tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from kvassay.cache.attention_path import AttentionChoice, AttentionPath, ChosenPath
+from kvassay.cache.packed_view import PackedView
+from kvassay.cache.tiled_attention import Scoring, tiled_attention
+from kvassay.errors import CacheStateError
+
+NAME = "kvassay"
+READS_VIEWS = (NAME, "sdpa")
+"""Attention implementations that know packed views."""
+
+
+def chosen_path(config: Any, choice: AttentionChoice) -> ChosenPath:
+    """The path of a model with this config. Raises CacheStateError where the one asked for is not there."""
+    decoder = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    name = getattr(decoder, "_attn_implementation", None)
+    if choice == "decoded":
+        return ChosenPath(AttentionPath.DECODED, "attention='decoded' was asked for")
+    if name in READS_VIEWS and AttentionInterface().get(name) in (packed_sdpa, packed_attention):
+        return ChosenPath(AttentionPath.TILED, f"the model's attention is {name!r}, which reads pages")
+    way_out = f"model.set_attn_implementation({NAME!r}) reads pages"
+    if choice == "tiled":
+        raise CacheStateError(f"attention='tiled' was asked for and the model's attention is {name!r}; {way_out}")
+    return ChosenPath(AttentionPath.DECODED, f"the model's attention is {name!r}; {way_out}")
+
+
+def register() -> None:
+    """Enter both functions; importing `kvassay.cache` does it."""
+    AttentionInterface.register("sdpa", packed_sdpa)
+    AttentionInterface.register(NAME, packed_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def packed_sdpa(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """transformers' sdpa; packed views that it would decode are read in place."""
+    if _is_packed(key, value) and kwargs.get("position_bias") is None and not kwargs.get("dropout"):
+        return _attend(module, query, key, value, attention_mask, **kwargs)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """As `packed_sdpa`, with soft cap and learned sinks for plain tensors too."""
+    if _is_packed(key, value):
+        return _attend(module, query, key, value, attention_mask, **kwargs)
+    if kwargs.get("softcap") is None and kwargs.get("s_aux") is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return _plain(module, query, key, value, attention_mask, **kwargs)
+
+
+def _is_packed(key: Tensor, value: Tensor) -> bool:
+    return (
+        isinstance(key, PackedView)
+        and isinstance(value, PackedView)
+        and key.seen() is not None
+        and key.seen() is value.seen()
+    )
+
+
+def _scoring(query: Tensor, kwargs: dict[str, Any]) -> Scoring:
+    scaling = kwargs.get("scaling")
+    return Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("softcap"), kwargs.get("s_aux"))
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    assert isinstance(key, PackedView), "the caller checks"
+    seen = key.seen()
+    assert seen is not None, "the caller checks"
+    seen.layer.path = AttentionPath.TILED
+    out = tiled_attention(query.detach(), seen, mask, _scoring(query, kwargs))
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _plain(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Plain tensors with soft cap or sinks, over all keys at once. Gradients pass."""
+    scoring = _scoring(query, kwargs)
+    ratio = query.shape[1] // key.shape[1]
+    grouped = query.unflatten(1, (key.shape[1], ratio))
+    scores = (grouped @ key[:, :, None].transpose(-1, -2)) * scoring.scaling
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    if mask is None and query.shape[2] > 1:
+        ahead = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        mask = ahead.tril(key.shape[2] - query.shape[2])[None, None]
+    if mask is not None:
+        part = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (key.shape[1], ratio))
+        scores = scores.masked_fill(~part, -torch.inf) if part.dtype == torch.bool else scores + part
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.to(scores).view(1, key.shape[1], ratio, 1, 1).expand(*scores.shape[:4], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = torch.softmax(scores.float() if scores.dtype != torch.float64 else scores, dim=-1)
+    weights = weights[..., : key.shape[2]].to(query.dtype)
+    weights = nn.functional.dropout(weights, kwargs.get("dropout", 0.0), module.training)
+    out = (weights @ value[:, :, None]).flatten(1, 2)
+    return out.transpose(1, 2).contiguous(), None
