@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from kvassay.cache import PrefixIdentity, PrefixStore, QuantizedCache
 from kvassay.cache.prefix_results import PrefixSource
 from tests import tiny_models
 
+HOW_TO = Path(__file__).parents[2] / "docs" / "howto" / "cache.md"
 ARMS = ["f16", "int8-token-head", "kivi-4,recent=16", "kivi-2,recent=16"]
 """The 16-bit cache first: what it does too is no fault of a format (B58)."""
 
@@ -128,3 +131,10 @@ def test_a_hybrid_goes_on_from_snapshots() -> None:
     model = tiny_model(name="gemma3")
     for name in ("f16", "kivi-4,recent=16"):
         assert session(model, name, 0, "snapshot") == session(model, name, 0, "kept")
+
+
+def test_the_how_to_runs(tmp_path, monkeypatch, capsys) -> None:
+    section = HOW_TO.read_text().split("## Shared prefixes")[1].split("\n## ")[0]
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)), {})
+    assert "% of all tokens were not run" in capsys.readouterr().out

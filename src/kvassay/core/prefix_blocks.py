@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -146,9 +145,37 @@ class BlockGrid(NamedTuple):
         return min((side.first_block(blocks) for side in self.sides_of(part)), default=blocks)
 
 
-@lru_cache(maxsize=64)
+class _Known(NamedTuple):
+    grid: BlockGrid
+    pages_digest: str
+
+
+_KNOWN: dict[tuple[KVFormat, CacheGeometry], _Known] = {}
+_MOST_KNOWN = 64
+"""A process serves few formats on few models, and asks for their grids at every lookup."""
+
+
 def block_grid(kv_format: KVFormat, geometry: CacheGeometry) -> BlockGrid:
     """The grid of a format on a model's geometry."""
+    return _known(kv_format, geometry).grid
+
+
+def pages_digest(kv_format: KVFormat, geometry: CacheGeometry) -> str:
+    """SHA-256 of every page's layout and of the grid of blocks: never inferred from a shape (B52)."""
+    return _known(kv_format, geometry).pages_digest
+
+
+def _known(kv_format: KVFormat, geometry: CacheGeometry) -> _Known:
+    found = _KNOWN.get((kv_format, geometry))
+    if found is None:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        grid = _made_grid(kv_format, geometry)
+        found = _KNOWN[kv_format, geometry] = _Known(grid, _made_digest(grid, kv_format, geometry))
+    return found
+
+
+def _made_grid(kv_format: KVFormat, geometry: CacheGeometry) -> BlockGrid:
     sides: list[SideGrid] = []
     for index, layer in enumerate(geometry.layers):
         for number, group in enumerate(head_groups(kv_format, index, layer)):
@@ -174,10 +201,7 @@ def block_grid(kv_format: KVFormat, geometry: CacheGeometry) -> BlockGrid:
     return BlockGrid(tuple(grid), sinks, block, obstacle)
 
 
-@lru_cache(maxsize=64)
-def pages_digest(kv_format: KVFormat, geometry: CacheGeometry) -> str:
-    """SHA-256 of every page's layout and of the grid of blocks: never inferred from a shape (B52)."""
-    grid = block_grid(kv_format, geometry)
+def _made_digest(grid: BlockGrid, kv_format: KVFormat, geometry: CacheGeometry) -> str:
     sides = [
         {
             "name": side.name,
