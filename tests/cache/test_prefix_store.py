@@ -272,6 +272,14 @@ def test_r8_r20_b52_another_cache_has_another_identity(name, options) -> None:
         store.lookup(range(TOKENS), identity_of(cache), other)
 
 
+def test_r20_a_format_copied_with_other_fields_has_its_own_identity() -> None:
+    """A copy of a frozen model carries what was cached in it."""
+    one = parse_format("int4-g64")
+    assert one.digest
+    other = one.model_copy(update={"recent": 7})
+    assert identity_of(empty_cache(one)).digest != identity_of(empty_cache(other)).digest
+
+
 def test_r21_static_scales_are_part_of_the_identity() -> None:
     """Equal codes under other scales are other values; where scales came from does not matter."""
     spec = parse_format("int8-tensor").keys

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from kvassay.cache.cache_identity import static_digest, transform_digest
 from kvassay.cache.quantized_cache import QuantizedCache
 from kvassay.core.digest import sha256_bytes, sha256_json
+from kvassay.core.kv_format import KVFormat
 from kvassay.core.prefix_blocks import pages_digest
 from kvassay.errors import ForeignFormatError
 
@@ -165,8 +166,10 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def _of_cache(cache: QuantizedCache) -> dict[str, Any]:
+    # Made anew: `model_copy(update=...)` of a format takes the old one's digest along.
+    kv_format = KVFormat.model_validate(cache.kv_format.model_dump())
     return {
-        "format_digest": cache.kv_format.digest,
+        "format_digest": kv_format.digest,
         "layout_version": cache.kv_format.layout_version,
         "pages_digest": pages_digest(cache.kv_format, cache.geometry),
         "geometry_digest": sha256_json(cache.geometry.model_dump(mode="json")),
