@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvassay.cache import QuantizedCache
+    from kvassay.cache import PrefixIdentity, PrefixStore, QuantizedCache
     from kvassay.core.contract import Contract, load_contract
     from kvassay.core.format_names import parse_format
     from kvassay.core.kv_format import KVFormat
@@ -25,6 +25,8 @@ _HOMES = {
     "KVFormat": "kvassay.core.kv_format",
     "PackedFormat": "kvassay.formats.packed_kv",
     "PackedKV": "kvassay.formats.packed_kv",
+    "PrefixIdentity": "kvassay.cache",
+    "PrefixStore": "kvassay.cache",
     "QuantizedCache": "kvassay.cache",
     "calibrate": "kvassay.engines.transformers.calibration",
     "format": "kvassay.formats.packed_kv",
@@ -40,6 +42,8 @@ __all__ = [
     "KVFormat",
     "PackedFormat",
     "PackedKV",
+    "PrefixIdentity",
+    "PrefixStore",
     "QuantizedCache",
     "calibrate",
     "format",

@@ -46,6 +46,10 @@ class ContainerError(KvassayError):
     """A file of arrays that cannot be written, or is no whole safetensors file with kvassay's header."""
 
 
+class PrefixStoreError(KvassayError):
+    """A folder of shared prefixes that cannot be written or read."""
+
+
 class PackedKVError(KvassayError):
     """A packed-KV file that cannot be written, read or trusted."""
 

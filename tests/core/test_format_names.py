@@ -78,6 +78,15 @@ def test_digests_never_move(name, prefix) -> None:
     assert parse_format(name).digest.startswith(prefix)
 
 
+def test_a_changed_copy_has_a_digest_and_name_of_its_own() -> None:
+    original = parse_format("kivi-4,recent=32")
+    assert original.digest
+    assert original.name
+    changed = original.model_copy(update={"recent": 64})
+    assert changed.digest == parse_format("kivi-4,recent=64").digest != original.digest
+    assert changed.name == "kivi-4,recent=64"
+
+
 def test_digests_are_equal_in_another_process() -> None:
     code = "from kvassay import parse_format; print(parse_format('kivi-2,recent=32').digest)"
     environment = {"PYTHONHASHSEED": "123", "PATH": ""}

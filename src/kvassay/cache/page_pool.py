@@ -66,6 +66,11 @@ class PagePool:
         """Bytes of what is kept beside the pages."""
         return len(self._references) * PAGE_RECORD_NBYTES
 
+    @property
+    def num_references(self) -> int:
+        """References to all pages together."""
+        return int(self._references.sum())
+
     def references(self, pages: PageIds) -> NDArray[np.int32]:
         return self._references[pages]
 

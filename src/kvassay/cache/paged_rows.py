@@ -175,6 +175,13 @@ class PagedRows:
 
     def select(self, rows: Sequence[int]) -> PagedRows:
         """The same tokens of some rows, in this order, sharing their pages."""
+        if list(rows) == list(range(self.rows)):
+            # A fork of all rows shares the table too, until one of the two changes it.
+            chosen = PagedRows(self.pool, len(rows), self.start, self.first)
+            chosen.end, chosen.columns_to_keep = self.end, self.columns_to_keep
+            chosen._columns, chosen._used = self._columns, self._used
+            self.pool.retain(chosen.table)
+            return chosen
         table = self.table[np.asarray(rows, np.int64)]
         return PagedRows.of_table(self.pool, table, self.start, self.first, self.end, self.columns_to_keep)
 
@@ -211,6 +218,7 @@ class PagedRows:
         shared = self.pool.references(last) > 1
         if not shared.any():
             return
+        self._columns = self._columns.copy()
         for row in np.flatnonzero(shared):
             page = self.table[row : row + 1, -1].copy()
             if self.pool.references(page)[0] > 1:

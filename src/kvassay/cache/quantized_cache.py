@@ -203,6 +203,25 @@ class QuantizedCache(Cache):
         # A copy is independent of the original whether or not unwritten pages are shared.
         return self.fork()
 
+    def share_into(self, other: QuantizedCache) -> None:
+        """Give `other`, an empty cache of the same format, geometry and scales, these tokens, as `fork` does."""
+        other.require_fillable()
+        for mine, theirs in zip(self.quantized_layers, other.quantized_layers, strict=True):
+            records = theirs.record_past
+            mine.share_with(theirs)
+            theirs.state = theirs.state._replace(left_padding=None)
+            if records:
+                theirs.activate_past_recording()
+
+    def require_fillable(self) -> None:
+        """Raise CacheStateError unless this cache holds no token and pads no row."""
+        padded = any(any(layer.state.left_padding or ()) for layer in self.quantized_layers)
+        if self.get_seq_length() or padded:
+            raise CacheStateError(
+                f"the cache holds {self.get_seq_length()} tokens or pads its rows; shared tokens go into an empty "
+                "cache of one row, made without left_padding"
+            )
+
     def take_rows(self, other: QuantizedCache) -> None:
         """Add the rows of `other`, which shares its pages; the shorter cache is padded on the left.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -84,6 +84,13 @@ class KVFormat(BaseModel):
                 "would hold; remove one"
             )
         return self
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> KVFormat:
+        """As pydantic's; digest and name are those of the copy."""
+        copied = super().model_copy(update=update, deep=deep)
+        for derived in ("digest", "name"):
+            vars(copied).pop(derived, None)
+        return copied
 
     @cached_property
     def digest(self) -> str:
