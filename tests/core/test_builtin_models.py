@@ -103,14 +103,17 @@ def test_one_missing_part_is_named(missing: int, site: Path) -> None:
         resolve_model("fake")
 
 
-@pytest.mark.parametrize("found", [0, 2])
+@pytest.mark.parametrize("found", [0, 2, "a folder"])
 @pytest.mark.parametrize("part", range(COUNT))
-def test_a_package_holds_exactly_one_part(part: int, found: int, site: Path) -> None:
+def test_a_package_holds_exactly_one_part(part: int, found: int | str, site: Path) -> None:
     data = site / FAKE.packages[part] / "data"
-    if found:
+    if found == 2:
         (data / "tiny.gguf.part99").write_bytes(b"another")
     else:
         next(data.iterdir()).unlink()
+    if found == "a folder":
+        (data / "tiny.gguf.part00").mkdir()
+        found = 0
     with pytest.raises(ModelError, match=rf"{FAKE.packages[part]} holds {found} files .*expected 1"):
         resolve_model("fake")
 
@@ -167,6 +170,24 @@ def test_damaged_parts_never_become_a_file(damage: str, part: int, site: Path, c
     with pytest.raises(ModelError, match=r"do not make the expected file.*--force-reinstall fake-weights") as caught:
         join()
     assert "\n" not in str(caught.value)
+    assert files_in(cache) == []
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+@pytest.mark.parametrize("part", range(COUNT))
+def test_a_part_that_cannot_be_read_is_named(
+    part: int, when: str, site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error blames the package, not the cache folder, also if a part goes while the others are being read."""
+    parts = parts_of()
+    path = parts.paths[part]
+    if when == "before":
+        path.unlink()
+    else:
+        monkeypatch.setattr(builtin_models, "_clear_abandoned", lambda target: path.unlink())
+    with pytest.raises(ModelError, match=rf"part{part:02}' cannot be read .*--force-reinstall fake-weights") as caught:
+        joined_gguf(parts, lambda line: None)
+    assert "KVASSAY_CACHE" not in str(caught.value)
     assert files_in(cache) == []
 
 

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,9 +90,8 @@ def packaged_files(name: str, builtin: BuiltinModel) -> tuple[Path, ...]:
                 f"the weights of {name!r} are not installed{which}; "
                 f"get them with: {install} (licence of the weights: {builtin.licence})"
             )
-        files = [
-            file for folder in spec.submodule_search_locations for file in sorted(Path(folder).glob(builtin.pattern))
-        ]
+        folders = map(Path, spec.submodule_search_locations)
+        files = [file for folder in folders for file in sorted(folder.glob(builtin.pattern)) if file.is_file()]
         if len(files) != 1:
             raise ModelError(
                 f"package {package} holds {len(files)} files {builtin.pattern}; expected 1; "
@@ -115,7 +114,7 @@ def joined_gguf(parts: GgufParts, announce: Callable[[str], None]) -> Path:
         if remembered_sha256(target) == parts.sha256:
             return target
         damaged = True
-    nbytes = sum(path.stat().st_size for path in parts.paths)
+    nbytes = sum(_nbytes(path, parts.install) for path in parts.paths)
     why = "its copy in the cache is damaged" if damaged else "once"
     announce(f"putting {parts.joined_name} together from {len(parts.paths)} parts ({nbytes / 1e6:.0f} MB), {why}")
     try:
@@ -124,7 +123,11 @@ def joined_gguf(parts: GgufParts, announce: Callable[[str], None]) -> Path:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.part-")
         try:
             with os.fdopen(handle, "wb") as file:
-                found = _copy(parts.paths, file.write)
+                digest = hashlib.sha256()
+                for piece in _pieces(parts):
+                    digest.update(piece)
+                    file.write(piece)
+                found = digest.hexdigest()
             if found != parts.sha256:
                 raise ModelError(
                     f"the parts of {parts.joined_name} do not make the expected file: SHA-256 {found[:16]}..., "
@@ -143,15 +146,29 @@ def joined_gguf(parts: GgufParts, announce: Callable[[str], None]) -> Path:
     return target
 
 
-def _copy(paths: tuple[Path, ...], write: Callable[[bytes], object]) -> str:
-    """Write the files one after the other; returns the SHA-256 of what was written."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as part:
-            while piece := part.read(_PIECE_NBYTES):
-                digest.update(piece)
-                write(piece)
-    return digest.hexdigest()
+def _pieces(parts: GgufParts) -> Iterator[bytes]:
+    """The bytes of the parts, one after the other. A part that cannot be read is no fault of the cache folder."""
+    for path in parts.paths:
+        try:
+            with path.open("rb") as part:
+                while piece := part.read(_PIECE_NBYTES):
+                    yield piece
+        except OSError as error:
+            raise _unreadable(path, error, parts.install) from error
+
+
+def _nbytes(path: Path, install: str) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error, install) from error
+
+
+def _unreadable(path: Path, error: OSError, install: str) -> ModelError:
+    return ModelError(
+        f"{str(path)!r} cannot be read ({error.strerror or error}); "
+        f"reinstall it with: pip install --force-reinstall {install}"
+    )
 
 
 def _clear_abandoned(target: Path) -> None:
