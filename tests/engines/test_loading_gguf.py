@@ -7,18 +7,26 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers.modeling_gguf_pytorch_utils as gguf_loading
 from transformers import AutoModelForCausalLM
 
-from kvassay.core.digest import sha256_file
+from kvassay.core.builtin_models import BUILTIN_MODELS, BuiltinModel
+from kvassay.core.digest import sha256_bytes, sha256_file
 from kvassay.core.geometry import geometry_from_config
 from kvassay.core.gguf_header import geometry_from_gguf
-from kvassay.engines.transformers.loading import load_model
+from kvassay.core.model_source import geometry_of, resolve_model
+from kvassay.engines.transformers.loading import load_model, model_folder
 from kvassay.errors import MissingExtraError, ModelError
+from kvassay.workloads.corpus import Corpus, Document
+from kvassay.workloads.excerpts import text_documents
+from kvassay.workloads.recall import recall_items
+from kvassay.workloads.tokenizing import bos_ids, token_ids
 
 from .model_folders import write_gguf
 
@@ -178,6 +186,59 @@ def test_a_conversion_with_another_cache_shape_is_refused(
     assert list((own_cache / "models").glob("gguf-*")) == []
 
 
+@pytest.fixture
+def packaged(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tiny file in three part packages on sys.path, as the built-in model `tiny`; returns the whole file."""
+    content = file.read_bytes()
+    size = len(content) // 3 + 1
+    packages = tuple(f"kvassay_tiny_part{number}" for number in (1, 2, 3))
+    for number, package in enumerate(packages):
+        folder = tmp_path / "site" / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / f"tiny.gguf.part{number:02}").write_bytes(content[number * size : (number + 1) * size])
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    tiny = BuiltinModel("tiny-weights", "none", packages, "tiny.gguf.part*", sha256_file(file))
+    monkeypatch.setitem(BUILTIN_MODELS, "tiny", tiny)
+    return file
+
+
+def test_a_model_in_part_packages_is_the_model_of_the_whole_file(packaged: Path, own_cache: Path) -> None:
+    assert geometry_of("tiny") == geometry_from_gguf(packaged)
+    assert not own_cache.exists()
+    said: list[str] = []
+    loaded = load_model("tiny", announce=said.append)
+    assert [line.split()[0] for line in said] == ["putting", "converting"]
+    assert loaded.source.name == "tiny"
+    whole = load_model(str(packaged), announce=said.append)
+    assert loaded.hashes == whole.hashes
+    assert loaded.stored_weights == whole.stored_weights
+    assert torch.equal(loaded.model.lm_head.weight, whole.model.lm_head.weight)
+    assert model_folder(resolve_model("tiny"), said.append) == converted(own_cache)
+    assert load_model("tiny", announce=said.append).hashes == whole.hashes
+    assert len(said) == 2, "one file put together and one conversion, whoever asks for it and how often"
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_the_header_decides_whether_texts_begin_with_bos(bos: bool, tmp_path: Path, own_cache: Path) -> None:
+    """A model trained with BOS is another model without it, so the flag must outlive conversion and saving."""
+    tokenizer = load_model(str(write_gguf(tmp_path / "tiny.gguf", bos=bos))).tokenizer
+    assert bos_ids(tokenizer) == ((0,) if bos else ())
+    text = "The river runs past the old mill to the sea. " * 9
+    (document,) = text_documents(
+        Corpus("own", (Document("a", text, "text"),), "own", "1", "none", sha256_bytes(text.encode())),
+        tokenizer,
+        documents=1,
+        prompt_tokens=20,
+        scored_tokens=10,
+        seed=0,
+    )
+    assert document.token_ids == (bos_ids(tokenizer) + token_ids(tokenizer, text))[:30]
+    (item,) = recall_items(tokenizer, items=1, context_lines=3, seed=0)
+    assert (item.prompt_ids[0] == 0) is bos
+    assert 0 not in item.prompt_ids[1:]
+
+
 @pytest.mark.model
 def test_smollm2_loads_and_knows_english() -> None:
     """R100: the built-in model is a real one. Its conversion stays in the user's cache."""
@@ -203,3 +264,41 @@ def test_a_large_file_is_converted_in_a_process_of_its_own(
     assert load_model(str(file)).hashes == here
     with pytest.raises(ModelError, match="cannot be loaded by transformers"):
         gguf_conversion._convert_apart(file.with_name("absent.gguf"), own_cache)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_gemma_is_another_shape_and_needs_its_bos() -> None:
+    """R100: the second real model, from its part packages. What is put together stays in the user's cache."""
+    builtin = BUILTIN_MODELS["gemma3-270m"]
+    if missing := [package for package in builtin.packages if find_spec(package) is None]:
+        pytest.skip(f"gemma3-270m is not installed (no package {missing[0]}): pip install {builtin.install}")
+    geometry = geometry_of("gemma3-270m")
+    loaded = load_model("gemma3-270m")
+    assert loaded.geometry == geometry == geometry_from_config(loaded.model.config.to_dict())
+    assert {(one.kv_heads, one.head_dim, one.value_dim) for one in geometry.layers} == {(1, 256, 256)}
+    assert [one.sliding_window for one in geometry.layers] == ([512] * 5 + [None]) * 3
+    assert loaded.hashes.weights == builtin.joined_sha256
+    assert loaded.stored_weights == "GGUF MOSTLY_Q4_K_M"
+
+    start = bos_ids(loaded.tokenizer)
+    assert start == (2,)
+    text = token_ids(loaded.tokenizer, KNOWN_TEXT)
+    with_bos, without = (_nats_per_token(loaded.model, (*begin, *text), len(text) - 1) for begin in (start, ()))
+    assert with_bos < 2.5
+    assert without > with_bos + 0.5
+
+
+KNOWN_TEXT = (
+    "Paris is the capital and largest city of France. It lies on the river Seine, in the north of the country. "
+    "The Eiffel Tower was built there for the World's Fair of 1889, and the Louvre is one of the most visited museums "
+    "in the world."
+)
+
+
+@torch.inference_mode()
+def _nats_per_token(model: Any, ids: tuple[int, ...], scored: int) -> float:
+    """Mean negative log-likelihood of the last `scored` tokens."""
+    row = torch.tensor(ids)[None]
+    logits = model(row).logits[0, -scored - 1 : -1]
+    return float(torch.nn.functional.cross_entropy(logits, row[0, -scored:]))

