@@ -20,6 +20,7 @@ from kvassay.cache.offload import Offload, OffloadCounts
 from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, row_numbers
 from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
 from kvassay.cache.side_store import OnClip
+from kvassay.cache.stored_bytes import stored_nbytes
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import LayerGeometry, Owner, geometry_from_config
 from kvassay.core.kv_format import KVFormat, head_groups
@@ -152,10 +153,13 @@ class QuantizedCache(Cache):
         values: Counter[Owner] = Counter()
         for index, layer in enumerate(self.quantized_layers):
             skipped = self.kv_format.skips(index)
-            for cohort in layer.cohorts:
-                for group in cohort.stored_heads:
-                    keys.update(group.keys.owner_nbytes(skipped))
-                    values.update(group.values.owner_nbytes(skipped))
+            # Of a head group: its stores in all cohorts, whose rows may share pages.
+            for groups in zip(*(cohort.stored_heads for cohort in layer.cohorts), strict=True):
+                for counts, stores in (
+                    (keys, [group.keys for group in groups]),
+                    (values, [group.values for group in groups]),
+                ):
+                    counts.update(stored_nbytes(stores, stores[0].static_nbytes, skipped))
         computed = predict_ledger(self.geometry, self.kv_format, self.get_seq_length(), self.batch_size)
         return computed.model_copy(
             update={"basis": Basis.ALLOCATED, "keys_nbytes": dict(keys), "values_nbytes": dict(values)}

@@ -13,7 +13,6 @@ codes of the rest, and the next block begins behind it.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -26,6 +25,7 @@ from kvassay.cache.key_transform import KeyTransform, decode_keys
 from kvassay.cache.page_pool import PagePool
 from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.slab_storage import SlabStorage
+from kvassay.cache.stored_bytes import stored_nbytes
 from kvassay.core.geometry import Owner
 from kvassay.core.kv_format import SidePlan
 from kvassay.core.layout import static_nbytes
@@ -119,7 +119,7 @@ class SideStore:
         self._name = name
         self._slabs_for = slabs_for
         self._entry_dtype: str = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
-        self._static_nbytes = static_nbytes(plan.spec, kv_heads, dim)
+        self.static_nbytes = static_nbytes(plan.spec, kv_heads, dim)
         self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim)
         self.tail_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, TAIL_PAGE_TOKENS)
         self.sinks_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, max(1, plan.sinks))
@@ -293,14 +293,15 @@ class SideStore:
 
     def owner_nbytes(self, skipped_layer: bool) -> dict[Owner, int]:
         """Bytes of the real storages by owner. Pages that only other caches of the same pool use are theirs."""
-        nbytes: Counter[Owner] = Counter(self._static_nbytes)
+        return dict(stored_nbytes([self], self.static_nbytes, skipped_layer))
+
+    def paged_parts(self, skipped_layer: bool) -> Iterator[tuple[PagePool, Owner | None, list[PagedRows]]]:
+        """(pool, owner of its bytes if all have one, rows) of each part."""
         if self._coded_pool is not None:
-            owner = Owner.SKIPPED_LAYERS if skipped_layer else None
-            _count_pages(nbytes, self._coded_pool, self._runs, owner)
+            yield self._coded_pool, Owner.SKIPPED_LAYERS if skipped_layer else None, self._runs
         for part, owner in ((self._tail, Owner.WINDOW), (self._sinks, Owner.SINKS)):
             if part is not None:
-                _count_pages(nbytes, part.pool, [part], owner)
-        return {owner: count for owner, count in nbytes.items() if count}
+                yield part.pool, owner, [part]
 
     def _prepare(self, values: Tensor) -> Change:
         require_finite(values, "entries")
@@ -458,18 +459,3 @@ class SideStore:
 def _float_streams(values: Tensor) -> Streams:
     """Plain floats as the arrays of their pages: one block a token."""
     return {"codes": values.unsqueeze(3)}
-
-
-def _count_pages(nbytes: Counter[Owner], pool: PagePool, parts: Sequence[PagedRows], owner: Owner | None) -> None:
-    """Add the pages that `parts` hold, the free ones, and what is kept beside; by each array's owner if not given."""
-    held: dict[int, int] = {}
-    for part in parts:
-        held.update(part.held_blocks())
-        nbytes[Owner.BLOCK_TABLE] += part.table_nbytes
-    blocks = sum(held.values())
-    filled = 0
-    for region in pool.layout.regions:
-        nbytes[owner or region.stream.owner] += blocks * region.stream.block_nbytes
-        filled += blocks * region.stream.block_nbytes
-    nbytes[Owner.PADDING] += (len(held) + pool.num_free) * pool.layout.nbytes - filled
-    nbytes[Owner.BLOCK_TABLE] += pool.record_nbytes
