@@ -248,7 +248,7 @@ def test_r19_rows_that_share_pages_and_scales_are_counted_once(name) -> None:
     if name == "int8-tensor":
         codec = quantizer(parse_format(name).keys)
         scale = codec.calibrate(torch.randn(1, HEADS, 64, DIM) * 3)
-        calibration = {layer: ((scale, scale),) for layer in range(2)}
+        calibration = dict.fromkeys(range(2), ((scale, scale),))
     cache = QuantizedCache(small_config(), name, calibration=calibration, on_clip="count")
     for layer in range(2):
         cache.update(torch.randn(2, HEADS, 100, DIM), torch.randn(2, HEADS, 100, DIM), layer)
