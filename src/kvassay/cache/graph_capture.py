@@ -1,7 +1,7 @@
 """What happens when torch captures a model with a QuantizedCache as a graph.
 
-How much is encoded, and where, depends on lengths and values, so no fixed graph can hold an append. `torch.compile` runs
-it between two graphs and compiles the rest of the model; what wants the whole model in one graph is refused.
+How much is encoded, and where, depends on lengths and values, so no fixed graph can hold an append. `torch.compile`
+runs it between two graphs and compiles the rest of the model; what wants the whole model in one graph is refused.
 """
 
 from __future__ import annotations
