@@ -13,6 +13,7 @@ from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import predict_ledger
 from kvassay.errors import GeometryError
+from kvassay.formats import quantizer
 from kvassay.measures.cache_fill import synthetic_config
 from tests.cache.test_attention_paths import causal, defined, draw
 
@@ -48,10 +49,11 @@ def test_b18_b35_keys_of_576_and_values_of_512_in_one_head(text, views) -> None:
         length += tokens
         seen = layer.update(keys, values)
         assert [each.shape[-1] for each in seen] == [576, 512]
-        found, _ = packed_attention(module(QUERY_HEADS), query, *seen, None, scaling=0.05)
+        mask = causal(2, tokens, length, (0, 0))
+        found, _ = packed_attention(module(QUERY_HEADS), query, *seen, mask, scaling=0.05)
         assert found.shape == (2, tokens, QUERY_HEADS, 512)
         plain = [each + 0 for each in seen]
-        expected = defined(query, *plain, causal(2, tokens, length, (0, 0)), 0.05)
+        expected = defined(query, *plain, mask, 0.05)
         torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
         del seen
     predicted = predict_ledger(layered([LATENT], QUERY_HEADS), kv_format, length, 2)
@@ -114,7 +116,7 @@ def test_b37_a_sliding_layer_between_full_ones_is_bounded_and_counted(text) -> N
             assert torch.equal(side + 0, (complete + 0)[:, :, 500 - side.shape[2] :])
     held = [next(layer.stores) for layer in cache.quantized_layers]
     assert held[1].tokens - held[1].first_token < 64 + 2 * 64
-    assert sum(slab.numel() for pool in held[1].pools for slab in pool.slabs) < 0.6 * sum(
+    assert sum(slab.numel() for pool in held[1].pools for slab in pool.slabs) < 0.7 * sum(
         slab.numel() for pool in held[0].pools for slab in pool.slabs
     )
     assert cache.ledger().persistent_nbytes == predict_ledger(cache.geometry, cache.kv_format, 500).persistent_nbytes
@@ -164,19 +166,6 @@ def test_b33_grouped_heads_with_left_padding_equal_the_definition(batch, path) -
             torch.testing.assert_close(found[row, first:].double(), expected[row, first:], atol=1e-5, rtol=1e-5)
 
 
-class _ForgetsToRotateBack:
-    """A quantizer whose second path leaves keys rotated."""
-
-    def __init__(self, codec) -> None:
-        self.codec = codec
-
-    def decode(self, streams, calibration=None):
-        return self.codec.decode(streams, calibration).flip(-1)
-
-    def __getattr__(self, name):
-        return getattr(self.codec, name)
-
-
 @pytest.mark.parametrize("path", ["tiled", "decoded"])
 @pytest.mark.parametrize("forgets", [False, True])
 def test_b42_a_rotation_is_undone_on_every_path(path, forgets) -> None:
@@ -194,7 +183,7 @@ def test_b42_a_rotation_is_undone_on_every_path(path, forgets) -> None:
         cache.update(new[0], new[1], 0)
         if forgets and "had" in text:
             for store in cache.quantized_layers[0].stores:
-                store._quantizer = _ForgetsToRotateBack(store._quantizer)
+                store._quantizer = quantizer(parse_format("kv=int8:group16").keys)
         seen = cache.update(new[0][:, :, :1], new[1][:, :, :1], 0)
         outs.append(packed_attention(module(1), draw(3, 1, 2, 1, 64), *seen, None, scaling=0.125)[0])
         held = cache.layers[0].keys
