@@ -18,6 +18,7 @@ from kvassay.core.method_table import TABLE
 from kvassay.core.workspace import Workspace, workspace
 from kvassay.errors import GeometryError
 from kvassay.measures.memory_peak import MemoryPeak, watch_memory
+from tests import tiny_models
 
 SHAPES = 200
 FORMATS = [
@@ -42,7 +43,7 @@ def config(kv_heads: int, ratio: int, dim: int) -> LlamaConfig:
 
 def watched_step(cache: QuantizedCache, ratio: int, chunk: int) -> MemoryPeak:
     """One layer's call: append and attention, until the chunk is in the pages."""
-    layer, batch = cache.geometry.layers[0], cache.batch_size
+    layer, batch = cache.geometry.layers[0], cache.layers[0].batch_size
     new = torch.randn(2, batch, layer.kv_heads, chunk, layer.head_dim)
     query = torch.randn(batch, layer.kv_heads * ratio, chunk, layer.head_dim)
     module = torch.nn.Module()
@@ -157,3 +158,18 @@ def test_b64_the_workspace_grows_with_the_chunk_and_stops_growing_with_the_conte
     assert needed(512, 100_000).nbytes > needed(64, 100_000).nbytes > needed(1, 100_000).nbytes
     assert needed(1, 10).nbytes < needed(1, 1000).nbytes
     assert needed(1, 100_000).nbytes < 4 * 8 * 2 * 128 * 100_000 / 50, "one layer as floats is what it avoids"
+
+
+@pytest.mark.parametrize("text", ["int4-g32,rope=removed", "int4-g32,keybias=removed,rope=removed"])
+@pytest.mark.parametrize(("past", "chunk"), [(2000, 1), (100, 150)])
+def test_b64_keys_without_bias_and_rotary_embedding_stay_within_it(text, past, chunk) -> None:
+    """Decoding them regenerates the rotary part of a tile."""
+    model = tiny_models.tiny_model("qwen2").float()
+    model.set_attn_implementation("kvassay")
+    cache = QuantizedCache.for_model(model, text, attention="tiled")
+    layer = cache.geometry.layers[0]
+    cache.update(torch.randn(1, 2, past, 64), torch.randn(1, 2, past, 64), 0)
+    used = watched_step(cache, 2, chunk).transient_nbytes
+    bound = workspace(cache.kv_format, layer, 4, chunk=chunk, context=past + chunk).nbytes
+    print(text, past, chunk, used / bound)
+    assert used <= bound

@@ -18,8 +18,9 @@ BREAK_REASON = (
 
 def require_no_export() -> None:
     """Raise CacheStateError inside torch.export or torch.jit.trace, whose graph would hold the codes of one example."""
-    capturing = "torch.export" if torch.compiler.is_exporting() else "torch.jit.trace"
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+    exporting = torch.compiler.is_exporting()
+    if exporting or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]  (documented, not exported)
+        capturing = "torch.export" if exporting else "torch.jit.trace"
         raise CacheStateError(
             f"{capturing} captures the model with a QuantizedCache, whose append no fixed graph can hold; export the "
             "model without a cache, or run it with torch.compile and without fullgraph=True"
