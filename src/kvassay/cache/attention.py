@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath, ChosenPath
+from kvassay.cache.graph_capture import BREAK_REASON
 from kvassay.cache.packed_view import PackedView
 from kvassay.cache.tiled_attention import Scoring, tiled_attention
 from kvassay.errors import CacheStateError
@@ -81,6 +82,7 @@ def _scoring(query: Tensor, kwargs: dict[str, Any]) -> Scoring:
     return Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("softcap"), kwargs.get("s_aux"))
 
 
+@torch.compiler.disable(reason=BREAK_REASON)
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 from kvassay.cache.attention import chosen_path
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPath
 from kvassay.cache.cache_identity import require_same_format
+from kvassay.cache.graph_capture import BREAK_REASON, require_no_export
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
 from kvassay.cache.offload import Offload, OffloadCounts
@@ -123,13 +124,16 @@ class QuantizedCache(Cache):
         """Finite values that saturated when they were encoded, over all layers."""
         return sum(store.clipped_values for layer in self.quantized_layers for store in layer.stores)
 
+    @torch.compiler.disable(reason=BREAK_REASON)
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append keys and values `[batch, kv_heads, tokens, dim]`; returns what this call's queries read.
 
         That is decoded when something asks for it, and by attention that knows packed pages never as a whole.
+        `torch.compile` runs this between two graphs; with fullgraph=True, and in torch.export, it is refused.
         """
+        require_no_export()
         layer = self.quantized_layers[layer_idx]
         layer.hands_out_views = chosen_path(self.config, self._attention).path is AttentionPath.TILED
         return layer.update(key_states, value_states, *args, **kwargs)

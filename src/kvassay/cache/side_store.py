@@ -38,6 +38,7 @@ from kvassay.core.paging import (
     tail_capacity,
 )
 from kvassay.core.spec import FloatDtype
+from kvassay.core.workspace import CHUNK_ELEMENTS
 from kvassay.errors import CacheStateError, KvassayError, RangeError
 from kvassay.formats import Calibration, Encoded, quantizer
 from kvassay.formats.base import Streams, decode_as, require_finite
@@ -50,9 +51,6 @@ SlabsFor = Callable[[PageLayout, torch.device], SlabStorage]
 
 RECORDED_TOKENS = 256
 """While recording, a crop of up to this many tokens finds everything as it was."""
-
-CHUNK_ELEMENTS = 1 << 20
-"""Values that are encoded or decoded at once, so that working arrays stay small however long a text is."""
 
 
 class Change(NamedTuple):

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from kvassay.cache.packed_view import SeenTokens
 from kvassay.cache.quantized_layer import Cohort, StoredHeads
-
-TILE_ELEMENTS = 1 << 18
-"""Keys of a tile, over the rows and heads that are worked on together."""
+from kvassay.core.workspace import TILE_ELEMENTS
 
 
 class Scoring(NamedTuple):
