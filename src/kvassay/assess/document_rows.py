@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvassay.assess.arms import PlannedArm
-from kvassay.cache.quantized_layer import LayerCalibration
+from kvassay.cache.cohorts import LayerCalibration
 from kvassay.core.format_names import parse_format
 from kvassay.engines.transformers.decode_scorer import CandidatePass, DecodeScorer, ReferencePass
 from kvassay.engines.transformers.decode_view import EncodeCounts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvassay.assess.arms import PlannedArm
-from kvassay.cache.quantized_layer import LayerCalibration
+from kvassay.cache.cohorts import LayerCalibration
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.side_names import side_name
 from kvassay.errors import CalibrationError, printable

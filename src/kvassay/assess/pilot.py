@@ -18,7 +18,7 @@ from kvassay.assess.given_scales import GivenScales
 from kvassay.assess.measurement import Columns, Subject, Tally, measure_documents, measure_items
 from kvassay.assess.progress import Progress
 from kvassay.assess.workload import Workload, item_ids
-from kvassay.cache.quantized_layer import LayerCalibration
+from kvassay.cache.cohorts import LayerCalibration
 from kvassay.core.calibration_policy import CalibrationPolicy, parse_policy
 from kvassay.core.contract import Contract
 from kvassay.engines.transformers.decode_scorer import DecodeScorer

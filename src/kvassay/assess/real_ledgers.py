@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from transformers import PreTrainedConfig
 
 from kvassay.assess.arms import PlannedArm
+from kvassay.cache.cohorts import LayerCalibration
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.quantized_cache import QuantizedCache
-from kvassay.cache.quantized_layer import LayerCalibration
 from kvassay.core.ledger import ByteLedger
 from kvassay.engines.transformers.decode_scorer import ReferencePass
 

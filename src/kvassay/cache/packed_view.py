@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_map
 from kvassay.cache.attention_path import AttentionPath
 
 if TYPE_CHECKING:
-    from kvassay.cache.quantized_layer import Cohort, QuantizedLayer
+    from kvassay.cache.cohorts import Cohort
+    from kvassay.cache.quantized_layer import QuantizedLayer
 
 Side = Literal["keys", "values"]
 

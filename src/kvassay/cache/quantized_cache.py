@@ -14,11 +14,12 @@ from transformers.cache_utils import Cache
 from kvassay.cache.attention import chosen_path
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPath
 from kvassay.cache.cache_identity import require_same_format
+from kvassay.cache.cohorts import LayerCalibration, row_numbers
 from kvassay.cache.graph_capture import BREAK_REASON, require_no_export
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
 from kvassay.cache.offload import Offload, OffloadCounts
-from kvassay.cache.quantized_layer import LayerCalibration, QuantizedLayer, row_numbers
+from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
 from kvassay.cache.side_store import OnClip
 from kvassay.cache.stored_bytes import stored_nbytes

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from kvassay.cache.attention_path import AttentionPath
+from kvassay.cache.cohorts import Cohort, LayerCalibration, StoredHeads, row_numbers, select_rows
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.offload import Offload
 from kvassay.cache.packed_view import NewTokens, SeenTokens
@@ -29,41 +30,6 @@ from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
 from kvassay.errors import CacheStateError, GeometryError
 from kvassay.formats import Calibration
-
-SideCalibration = tuple[Calibration | None, Calibration | None]
-"""Static arrays of keys and of values of one head group."""
-LayerCalibration = tuple[SideCalibration, ...]
-"""One entry a head group of the layer, in the order of `head_groups`."""
-
-
-class StoredHeads(NamedTuple):
-    """KV heads that are stored alike: usually all of a layer."""
-
-    heads: tuple[int, ...]
-    keys: SideStore
-    values: SideStore
-
-    def select(self, rows: Sequence[int]) -> StoredHeads:
-        return StoredHeads(self.heads, self.keys.select(rows), self.values.select(rows))
-
-
-class Cohort(NamedTuple):
-    """Rows of the batch that are stored together."""
-
-    rows: tuple[int, ...]
-    """Their places in the batch."""
-    padding: int
-    """Leading columns of the batch that are not theirs."""
-    stored_heads: tuple[StoredHeads, ...]
-
-    @property
-    def stores(self) -> Iterator[SideStore]:
-        for group in self.stored_heads:
-            yield from (group.keys, group.values)
-
-    def tokens(self, columns: int) -> int:
-        """Length of these rows' own sequences once the batch is `columns` wide."""
-        return max(0, columns - self.padding)
 
 
 class LayerState(NamedTuple):
@@ -260,12 +226,12 @@ class QuantizedLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows that `indices` names (numbers, or one boolean a row), in its order; a row may come twice."""
         if self.cohorts:
-            self.cohorts = _select(self.cohorts, row_numbers(indices, self.batch_size))
+            self.cohorts = select_rows(self.cohorts, row_numbers(indices, self.batch_size))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times; the copies share its pages until they differ."""
         if self.cohorts:
-            self.cohorts = _select(self.cohorts, [row for row in range(self.batch_size) for _ in range(repeats)])
+            self.cohorts = select_rows(self.cohorts, [row for row in range(self.batch_size) for _ in range(repeats)])
 
     def take_rows(self, other: QuantizedLayer) -> None:
         """Add the rows of `other` behind these. The shorter of the two is padded on the left."""
@@ -274,7 +240,7 @@ class QuantizedLayer(CacheLayerMixin):
         mine = (one._replace(padding=one.padding + columns - self.columns) for one in self.cohorts)
         theirs = (
             one._replace(rows=tuple(first + row for row in one.rows), padding=one.padding + columns - other.columns)
-            for one in _select(other.cohorts, range(max(0, other.batch_size)))
+            for one in select_rows(other.cohorts, range(max(0, other.batch_size)))
         )
         self.cohorts = (*mine, *theirs)
         self.columns = columns
@@ -288,7 +254,7 @@ class QuantizedLayer(CacheLayerMixin):
 
     def share_with(self, other: QuantizedLayer) -> None:
         """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes."""
-        cohorts = _select(self.cohorts, range(self.batch_size)) if self.cohorts else ()
+        cohorts = select_rows(self.cohorts, range(self.batch_size)) if self.cohorts else ()
         other.state = self.state._replace(cohorts=cohorts)
 
     @property
@@ -436,32 +402,3 @@ class QuantizedLayer(CacheLayerMixin):
                 heads = torch.tensor(group.heads, device=device)[None]
                 seen[:, :, low - begin :][members, heads] = part
         return seen
-
-
-def row_numbers(indices: Tensor | Sequence[int] | Sequence[bool], batch: int) -> list[int]:
-    """Row numbers of an index as tensors take it: numbers (negative ones from the end), or one boolean a row."""
-    chosen = torch.as_tensor(indices)
-    if chosen.dtype == torch.bool:
-        if chosen.shape != (batch,):
-            raise CacheStateError(f"a mask of {tuple(chosen.shape)} rows selects from {batch}; give one value a row")
-        chosen = chosen.nonzero().flatten()
-    rows = [int(row) for row in chosen.flatten().tolist()]
-    if wrong := [row for row in rows if not -batch <= row < batch]:
-        raise CacheStateError(f"row {wrong[0]} was asked for; the cache has rows 0 to {batch - 1}")
-    return [row % batch for row in rows]
-
-
-def _select(cohorts: Sequence[Cohort], rows: Sequence[int]) -> tuple[Cohort, ...]:
-    """Cohorts of the batch whose row i is the old row `rows[i]`."""
-    found: list[Cohort] = []
-    for cohort in cohorts:
-        place = {row: index for index, row in enumerate(cohort.rows)}
-        new_rows = tuple(index for index, row in enumerate(rows) if row in place)
-        if new_rows:
-            members = [place[rows[index]] for index in new_rows]
-            found.append(
-                cohort._replace(
-                    rows=new_rows, stored_heads=tuple(group.select(members) for group in cohort.stored_heads)
-                )
-            )
-    return tuple(found)

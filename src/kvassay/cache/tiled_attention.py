@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from kvassay.cache.cohorts import Cohort, StoredHeads
 from kvassay.cache.packed_view import SeenTokens
-from kvassay.cache.quantized_layer import Cohort, StoredHeads
 from kvassay.core.workspace import TILE_ELEMENTS
 
 

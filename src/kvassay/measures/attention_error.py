@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kvassay.cache.cohorts import LayerCalibration, SideCalibration
 from kvassay.cache.key_transform import KeyTransform
-from kvassay.cache.quantized_layer import LayerCalibration, SideCalibration
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, SidePlan, head_groups
 from kvassay.core.spec import exact_spec

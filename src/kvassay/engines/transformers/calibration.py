@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvassay.cache.cohorts import LayerCalibration
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.model_keys import key_transforms
-from kvassay.cache.quantized_layer import LayerCalibration
 from kvassay.core.calibration_policy import MIN_MAX, CalibrationPolicy, as_policy
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, geometry_from_config

@@ -1,0 +1,77 @@
+"""Which rows of a batch are stored together, and how rows are picked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvassay.cache.side_store import SideStore
+from kvassay.errors import CacheStateError
+from kvassay.formats import Calibration
+
+SideCalibration = tuple[Calibration | None, Calibration | None]
+"""Static arrays of keys and of values of one head group."""
+LayerCalibration = tuple[SideCalibration, ...]
+"""One entry a head group of the layer, in the order of `head_groups`."""
+
+
+class StoredHeads(NamedTuple):
+    """KV heads that are stored alike: usually all of a layer."""
+
+    heads: tuple[int, ...]
+    keys: SideStore
+    values: SideStore
+
+    def select(self, rows: Sequence[int]) -> StoredHeads:
+        return StoredHeads(self.heads, self.keys.select(rows), self.values.select(rows))
+
+
+class Cohort(NamedTuple):
+    """Rows of the batch that are stored together."""
+
+    rows: tuple[int, ...]
+    """Their places in the batch."""
+    padding: int
+    """Leading columns of the batch that are not theirs."""
+    stored_heads: tuple[StoredHeads, ...]
+
+    @property
+    def stores(self) -> Iterator[SideStore]:
+        for group in self.stored_heads:
+            yield from (group.keys, group.values)
+
+    def tokens(self, columns: int) -> int:
+        """Length of these rows' own sequences once the batch is `columns` wide."""
+        return max(0, columns - self.padding)
+
+
+def row_numbers(indices: Tensor | Sequence[int] | Sequence[bool], batch: int) -> list[int]:
+    """Row numbers of an index as tensors take it: numbers (negative ones from the end), or one boolean a row."""
+    chosen = torch.as_tensor(indices)
+    if chosen.dtype == torch.bool:
+        if chosen.shape != (batch,):
+            raise CacheStateError(f"a mask of {tuple(chosen.shape)} rows selects from {batch}; give one value a row")
+        chosen = chosen.nonzero().flatten()
+    rows = [int(row) for row in chosen.flatten().tolist()]
+    if wrong := [row for row in rows if not -batch <= row < batch]:
+        raise CacheStateError(f"row {wrong[0]} was asked for; the cache has rows 0 to {batch - 1}")
+    return [row % batch for row in rows]
+
+
+def select_rows(cohorts: Sequence[Cohort], rows: Sequence[int]) -> tuple[Cohort, ...]:
+    """Cohorts of the batch whose row i is the old row `rows[i]`."""
+    found: list[Cohort] = []
+    for cohort in cohorts:
+        place = {row: index for index, row in enumerate(cohort.rows)}
+        new_rows = tuple(index for index, row in enumerate(rows) if row in place)
+        if new_rows:
+            members = [place[rows[index]] for index in new_rows]
+            found.append(
+                cohort._replace(
+                    rows=new_rows, stored_heads=tuple(group.select(members) for group in cohort.stored_heads)
+                )
+            )
+    return tuple(found)
