@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 
 def storage_nbytes(root: Any) -> int:
-    """Sum of the distinct storages of the tensors in `root`: attributes, slots, containers, wrapped tensors.
+    """Sum of the distinct storages of tensors and numpy arrays in `root`: attributes, slots, containers, wrapped tensors.
 
     Modules and classes are not entered, so that a cache which knows its model does not count the weights.
     """
@@ -27,6 +28,9 @@ def storage_nbytes(root: Any) -> int:
             else:
                 storage = item.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(item, np.ndarray):
+            whole = item if item.base is None else item.base
+            storages[item.ctypes.data] = whole.nbytes if isinstance(whole, np.ndarray) else item.nbytes
         elif isinstance(item, dict):
             waiting += item.values()
         elif isinstance(item, (list, tuple, set, frozenset)):

@@ -24,12 +24,19 @@ from transformers import LlamaConfig, cache_utils
 from transformers.cache_utils import DynamicCache
 
 from kvassay.cache import QuantizedCache
+from kvassay.cache.attention_path import AttentionChoice
+from kvassay.core.format_names import parse_format
 from kvassay.errors import KvassayError
 
 made: Counter[str] = Counter()
 """How many caches were made since the last `made.clear()`: under "QuantizedCache", or under why not one."""
 
 _kv_format = ""
+
+
+def _attention() -> AttentionChoice:
+    """Bit equality needs the plain run's own attention; reading tile by tile adds up in another order."""
+    return "decoded" if parse_format(_kv_format).is_exact else "auto"
 
 
 class _Substitute(type):
@@ -44,7 +51,7 @@ class _Substitute(type):
         if kwargs.get("offloading"):
             return _plain("made with offloading", args, kwargs)
         try:
-            cache = QuantizedCache(config.get_text_config(decoder=True), _kv_format)
+            cache = QuantizedCache(config.get_text_config(decoder=True), _kv_format, attention=_attention())
         except KvassayError as refusal:
             return _plain(f"kvassay refuses the config: {refusal}", args, kwargs)
         made["QuantizedCache"] += 1
@@ -85,7 +92,7 @@ def layer_classes() -> list[Any]:
                 config.layer_types = ["sliding_attention"]
                 config.sliding_window = sliding_window
             made["QuantizedCache"] += 1
-            layer = QuantizedCache(config, _kv_format).layers[0]
+            layer = QuantizedCache(config, _kv_format, attention=_attention()).layers[0]
             if sliding:
                 layer.sliding_window = sliding_window  # pyright: ignore[reportAttributeAccessIssue]
             return layer

@@ -158,8 +158,7 @@ def _dirty_pages(self, count):
     self.reserve(count)
     pages = self._free_ids()[:count].astype(np.int32)
     self._references[pages] = 1
-    for slab, chosen, _ in self._by_slab(pages):
-        slab[chosen] = 0xAB
+    self._put(pages, torch.full((count, self.layout.nbytes), 0xAB, dtype=torch.uint8))
     return pages
 
 

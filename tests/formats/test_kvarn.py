@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvassay.core.format_names import parse_format
-from kvassay.core.geometry import CacheGeometry, LayerGeometry
+from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
 from kvassay.core.layout import stored_bits_per_value, streams
 from kvassay.core.ledger import predict_ledger
 from kvassay.core.side_names import parse_side
@@ -96,8 +96,13 @@ def test_r14_r22_the_preset_stores_3_375_bits_in_the_body_and_4_56_at_2k_tokens(
     assert bits == [4.375, 2.375]
     layer = LayerGeometry(kv_heads=8, head_dim=128, value_dim=128)
     geometry = CacheGeometry(model_type="test", query_heads=8, layers=(layer,))
-    around_2k = [16 * predict_ledger(geometry, kv_format, 1984 + more).ratio_to_float16 for more in range(128)]
-    assert round(sum(around_2k) / 128, 2) == 4.56
+    around_2k = [predict_ledger(geometry, kv_format, 1984 + more) for more in range(128)]
+    held = [
+        16 * (ledger.persistent_nbytes - ledger.owner_nbytes(Owner.PADDING) - ledger.owner_nbytes(Owner.BLOCK_TABLE))
+        for ledger in around_2k
+    ]
+    bits = [nbytes / ledger.float16_nbytes for nbytes, ledger in zip(held, around_2k, strict=True)]
+    assert round(sum(bits) / 128, 2) == 4.56
 
 
 def test_balancing_beats_plain_rounding_on_unequal_tokens_and_channels() -> None:

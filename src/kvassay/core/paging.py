@@ -168,8 +168,9 @@ def tail_capacity(plan: SidePlan, after_sinks: int) -> int:
     longest = plan.recent + plan.spec.tokens_per_block - 1
     if longest == 0:
         return 0
-    # Tokens from one page bound to the next but `longest`: a range of that length meets at most one page more.
-    return min(-(-after_sinks // TAIL_PAGE_TOKENS), -(-longest // TAIL_PAGE_TOKENS) + 1)
+    # A range of that length that begins anywhere meets one page more; after whole blocks it begins on a page bound.
+    anywhere = 0 if plan.spec.tokens_per_block % TAIL_PAGE_TOKENS == 0 else 1
+    return min(-(-after_sinks // TAIL_PAGE_TOKENS), -(-longest // TAIL_PAGE_TOKENS) + anywhere)
 
 
 def coded_capacity(plan: SidePlan, committed: int) -> int:
