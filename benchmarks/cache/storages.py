@@ -9,7 +9,7 @@ import torch
 
 
 def storage_nbytes(root: Any) -> int:
-    """Sum of the distinct storages of tensors and numpy arrays in `root`: attributes, slots, containers, wrapped tensors.
+    """Sum of the distinct storages of tensors and numpy arrays in `root`: attributes, containers, wrapped tensors.
 
     Modules and classes are not entered, so that a cache which knows its model does not count the weights.
     """
