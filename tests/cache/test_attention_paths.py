@@ -12,23 +12,14 @@ from kvassay.cache.attention_path import AttentionPath
 from kvassay.cache.packed_view import PackedView
 from kvassay.errors import CacheStateError
 from tests import tiny_models
+from tests.cache.cache_configs import one_layer_config
 from tests.cache.test_operations import small_config
 
 KV_HEADS, RATIO, DIM = 2, 3, 64
 
 
-def config(**changes) -> LlamaConfig:
-    found = LlamaConfig(
-        vocab_size=8,
-        hidden_size=KV_HEADS * RATIO * DIM,
-        num_hidden_layers=1,
-        num_attention_heads=KV_HEADS * RATIO,
-        num_key_value_heads=KV_HEADS,
-        head_dim=DIM,
-        **changes,
-    )
-    found._attn_implementation = "kvassay"
-    return found
+def config() -> LlamaConfig:
+    return one_layer_config(KV_HEADS, RATIO, DIM)
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:

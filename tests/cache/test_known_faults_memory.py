@@ -7,7 +7,6 @@ import random
 
 import pytest
 import torch
-from transformers import LlamaConfig
 
 from kvassay.cache import QuantizedCache
 from kvassay.cache.attention import packed_attention
@@ -19,6 +18,7 @@ from kvassay.core.workspace import Workspace, workspace
 from kvassay.errors import GeometryError
 from kvassay.measures.memory_peak import MemoryPeak, watch_memory
 from tests import tiny_models
+from tests.cache.cache_configs import one_layer_config
 
 SHAPES = 200
 FORMATS = [
@@ -26,19 +26,6 @@ FORMATS = [
     for text in (*(preset.name for preset in PRESETS), *(f"kv={example}" for row in TABLE for example in row.examples))
     if not any(spec.needs_calibration for spec in parse_format(text).specs) and not parse_format(text).transforms_keys
 ]
-
-
-def config(kv_heads: int, ratio: int, dim: int) -> LlamaConfig:
-    found = LlamaConfig(
-        vocab_size=8,
-        hidden_size=kv_heads * ratio * dim,
-        num_hidden_layers=1,
-        num_attention_heads=kv_heads * ratio,
-        num_key_value_heads=kv_heads,
-        head_dim=dim,
-    )
-    found._attn_implementation = "kvassay"
-    return found
 
 
 def watched_step(cache: QuantizedCache, ratio: int, chunk: int) -> MemoryPeak:
@@ -58,7 +45,7 @@ def watched_step(cache: QuantizedCache, ratio: int, chunk: int) -> MemoryPeak:
 
 
 def filled(text: str, batch: int, kv_heads: int, ratio: int, dim: int, tokens: int, path: AttentionChoice = "tiled"):
-    cache = QuantizedCache(config(kv_heads, ratio, dim), text, on_clip="count", attention=path)
+    cache = QuantizedCache(one_layer_config(kv_heads, ratio, dim), text, on_clip="count", attention=path)
     cache.update(torch.randn(batch, kv_heads, tokens, dim), torch.randn(batch, kv_heads, tokens, dim), 0)
     return cache
 
@@ -85,7 +72,7 @@ def test_b60_a_decode_step_needs_one_tile_and_never_a_decoded_layer(text) -> Non
 def test_b63_a_chunked_prefill_holds_the_quantized_size_and_one_chunk(text) -> None:
     """4k tokens in chunks of 256: what stays alive after each chunk, and what is alive while it runs."""
     batch, heads, dim, chunk, total = 1, 2, 64, 256, 4096
-    cache = QuantizedCache(config(heads, 1, dim), text, attention="tiled")
+    cache = QuantizedCache(one_layer_config(heads, 1, dim), text, attention="tiled")
     chunk_16_bit = 2 * 2 * batch * heads * chunk * dim
     layer = cache.geometry.layers[0]
     alive = 0
@@ -103,7 +90,7 @@ def test_b63_a_chunked_prefill_holds_the_quantized_size_and_one_chunk(text) -> N
 
 @pytest.mark.parametrize("text", ["int4-g32,recent=16,sinks=4", "q8_0", "kvarn,recent=8", "nvfp4"])
 def test_b62_memory_at_the_longest_length_is_what_was_predicted_before_the_first_token(text) -> None:
-    cache = QuantizedCache(config(2, 1, 128), text, on_clip="count")
+    cache = QuantizedCache(one_layer_config(2, 1, 128), text, on_clip="count")
     predicted = predict_ledger(cache.geometry, cache.kv_format, 700, 2)
     for tokens in (300, *(1,) * 40, 360):
         cache.update(torch.randn(2, 2, tokens, 128), torch.randn(2, 2, tokens, 128), 0)

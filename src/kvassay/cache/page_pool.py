@@ -75,7 +75,7 @@ class PagePool:
         return self._references[pages]
 
     def reserve(self, count: int) -> None:
-        """Have at least `count` free pages; the only call that takes memory, so the only one that can fail for it."""
+        """Have at least `count` free pages. This and `ensure` take memory; nothing else can fail for it."""
         missing = count - self.num_free
         if missing > 0:
             self._add_slab(missing)

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -81,7 +80,7 @@ class QuantizedLayer(CacheLayerMixin):
         self._on_clip: OnClip = on_clip
         self._left_padding = None if left_padding is None else tuple(left_padding)
         self._offload = offload
-        self._next_layer: ref[QuantizedLayer] | None = None
+        self._next_layer: weakref.ref[QuantizedLayer] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -141,7 +140,7 @@ class QuantizedLayer(CacheLayerMixin):
 
     def read_ahead_of(self, layer: QuantizedLayer) -> None:
         """Whenever one side of this layer was read, have that side of `layer` fetched, which is read next."""
-        self._next_layer = ref(layer)
+        self._next_layer = weakref.ref(layer)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self._check_states(key_states, value_states)
