@@ -1,0 +1,94 @@
+#include "dispatch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <stdexcept>
+
+#include "parallel.h"
+
+namespace kvassay {
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+#endif
+bool always() { return true; }
+
+const InstructionSet kSets[] = {
+#if defined(__x86_64__)
+    {"avx512", has_avx512, avx512::attend},
+    {"avx2", has_avx2, avx2::attend},
+#endif
+    {"generic", always, generic::attend},
+};
+
+AttendRange attend_of(const std::string& name) {
+  for (const InstructionSet& set : kSets)
+    if (set.is_present() && (name.empty() || name == set.name)) return set.attend;
+  throw std::invalid_argument("instruction set '" + name + "' is not compiled in, or this processor does not have it");
+}
+
+// Ranges begin at fixed columns: a row's result depends neither on the other rows nor on the number of threads.
+constexpr std::int64_t kRangeTokens = 4096;
+
+Workspace& workspace_of_thread() {
+  thread_local std::unique_ptr<Workspace> work;
+  if (!work) work.reset(new Workspace);
+  return *work;
+}
+
+void merge(const AttentionCall& call, const Partial* ranges, int num_ranges, int queries, int q, float* out) {
+  float largest = -INFINITY;
+  for (int i = 0; i < num_ranges; ++i) largest = std::fmax(largest, ranges[i * queries + q].largest);
+  float total = 0;
+  for (int d = 0; d < call.value_dim; ++d) out[d] = 0;
+  for (int i = 0; i < num_ranges; ++i) {
+    const Partial& part = ranges[i * queries + q];
+    if (part.largest == -INFINITY) continue;
+    const float factor = std::exp(part.largest - largest);
+    total += factor * part.total;
+    for (int d = 0; d < call.value_dim; ++d) out[d] += factor * part.sums[d];
+  }
+  // A query that may look at nothing, as padding does, gets zeros.
+  const float inverse = total > 0 ? 1.f / total : 0.f;
+  for (int d = 0; d < call.value_dim; ++d) out[d] *= inverse;
+}
+
+}  // namespace
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const InstructionSet& set : kSets)
+    if (set.is_present()) names.push_back(set.name);
+  return names;
+}
+
+void attend(const AttentionCall& call, int threads, const std::string& instruction_set) {
+  const AttendRange attend_range = attend_of(instruction_set);
+  const int queries = call.ratio * call.queries;
+  const std::int64_t first_range = call.first_column / kRangeTokens;
+  const int num_ranges = static_cast<int>((call.columns + kRangeTokens - 1) / kRangeTokens - first_range);
+  const int heads = call.rows * call.kv_heads, items = heads * num_ranges;
+  std::vector<Partial> partials(static_cast<std::size_t>(items) * queries);
+  std::vector<float> sums(partials.size() * static_cast<std::size_t>(call.value_dim));
+  for (std::size_t i = 0; i < partials.size(); ++i) partials[i].sums = sums.data() + i * call.value_dim;
+  parallel_items(items, threads, [&](int item) {
+    const int head = item / num_ranges, range = item % num_ranges;
+    const std::int64_t bound = (first_range + range) * kRangeTokens;
+    const std::int64_t begin = std::max(bound, call.first_column), end = std::min(bound + kRangeTokens, call.columns);
+    attend_range(call, head / call.kv_heads, head % call.kv_heads, begin, end,
+                 partials.data() + static_cast<std::size_t>(item) * queries, workspace_of_thread());
+  });
+  parallel_items(heads, threads, [&](int head) {
+    const Partial* ranges = partials.data() + static_cast<std::size_t>(head) * num_ranges * queries;
+    float* out = call.out + static_cast<std::size_t>(head) * queries * call.value_dim;
+    for (int q = 0; q < queries; ++q) merge(call, ranges, num_ranges, queries, q, out + q * call.value_dim);
+  });
+}
+
+}  // namespace kvassay

@@ -1,0 +1,219 @@
+// Scores of some queries and the tokens of one tile of keys.
+//
+// Key words lie [block of 16 tokens][word][token]: a lane is a token, so a dot product over channels needs no sum across
+// lanes. Queries stand in the order of the codes in a word; kRows of them share each word that is unpacked.
+#pragma once
+#include <math.h>
+#include <string.h>
+
+#include "call.h"
+#include "elements.h"
+
+namespace kvassay {
+namespace KVASSAY_ISA {
+
+// Up to kMaxRows queries, made ready for one format of keys.
+struct KeyQueries {
+  int rows = 0;
+  const float* plain[kMaxRows] = {};        // in the order of codes, multiplied by the softmax scale
+  std::int16_t* pairs[kMaxRows] = {};       // as pair16 takes them
+  float unit[kMaxRows] = {};                // what one step of `pairs` is worth
+  float* group_sums[kMaxRows] = {};         // sum of the steps over each group of channels
+  float constant[kMaxRows] = {};            // score that offset and minimum of channel scales add
+};
+
+// The largest step with which no sum over `dim` products leaves 32 bits.
+inline float largest_step(int dim, int largest_code) {
+  return smaller(32767.f, floorf(2147483000.f / (static_cast<float>(dim) * static_cast<float>(largest_code))));
+}
+
+inline int largest_code(Code code) {
+  return code == Code::kInt8 ? 128 : (1 << code_bits(code)) - 1;
+}
+
+// Place in `pairs` of the code number `element` of a word: dot2 multiplies bytes k and k + 2 of a word together.
+constexpr int pair_place(Code code, int element) {
+  const int per_byte = codes_per_byte(code), byte = element / per_byte, sub = element % per_byte;
+  return (sub * 2 + byte % 2) * 2 + byte / 2;
+}
+
+// `values[c]` of each word in the order of pairs.
+inline void order_pairs(Code code, const float* values, int dim, float* ordered) {
+  const int per_word = codes_per_word(code);
+  for (int w = 0; w < dim; w += per_word)
+    for (int e = 0; e < per_word; ++e) ordered[w + pair_place(code, e)] = values[w + e];
+}
+
+// Round `values`, dim floats in the order of pairs, to 16-bit steps; `sums` gets the steps of each group added up.
+template <class S>
+void round_query(const float* values, int dim, int group, float steps, std::int16_t* pairs, float* unit, float* sums) {
+  using Floats = typename S::Floats;
+  Floats most = S::zero();
+  for (int c = 0; c < dim; c += S::kLanes) most = S::max(most, S::absolute(S::loadf(values + c)));
+  const float largest = S::reduce_max(most);
+  const Floats inverse = S::set(largest > 0 ? steps / largest : 0.f);
+  *unit = largest / steps;
+  for (int g = 0; g * group < dim; ++g) {
+    Floats sum = S::zero();
+    for (int c = g * group; c < (g + 1) * group; c += S::kLanes) {
+      const Floats rounded = S::round(S::mul(S::loadf(values + c), inverse));
+      sum = S::add(sum, rounded);
+      S::store_int16(pairs + c, rounded);
+    }
+    sums[g] = S::reduce_add(sum);
+  }
+}
+
+// Scores of tokens `block * 16` on, kVectors vectors of them, into `out[row][vector * lanes]`.
+template <class S, Code kCode, int kRows, int kVectors>
+KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile, int block, const KeyQueries& q,
+                              float* const* out, std::ptrdiff_t ahead) {
+  using Ints = typename S::Ints;
+  using Floats = typename S::Floats;
+  constexpr int kPerByte = codes_per_byte(kCode), kPerWord = codes_per_word(kCode), kLanes = S::kLanes;
+  const int words = format.words();
+  const bool grouped = format.scale_mode == ScaleMode::kToken;
+  const int groups = format.groups(), group_words = words / groups;
+  const std::uint8_t* lines = tile + static_cast<std::size_t>(block) * words * 64;
+  Floats total[kVectors * kRows];
+  unroll<kVectors * kRows>([&](auto i) KV_LAMBDA { total[i] = S::zero(); });
+  for (int g = 0; g < groups; ++g) {
+    Ints sum[kVectors * kRows];
+    unroll<kVectors * kRows>([&](auto i) KV_LAMBDA { sum[i] = S::zero_ints(); });
+    for (int w = g * group_words; w < (g + 1) * group_words; ++w) {
+      Ints word[kVectors];
+      unroll<kVectors>([&](auto v) KV_LAMBDA {
+        const std::uint8_t* line = lines + (static_cast<std::size_t>(v * kLanes / kBlockTokens) * words + w) * 64;
+        word[v] = S::load(line + v * kLanes % kBlockTokens * 4);
+        if constexpr (v * kLanes % kBlockTokens == 0) __builtin_prefetch(line + ahead, 0, 3);
+      });
+      unroll<kPerByte * 2>([&](auto part) KV_LAMBDA {
+        constexpr int kSub = part / 2, kOdd = part % 2;
+        unroll<kVectors>([&](auto v) KV_LAMBDA {
+          const Ints codes = pair16<S, kCode, kSub, kOdd>(word[v]);
+          unroll<kRows>([&](auto r) KV_LAMBDA {
+            const Ints steps = S::broadcast_word(q.pairs[r] + w * kPerWord + part * 2);
+            sum[v * kRows + r] = S::dot2(sum[v * kRows + r], codes, steps);
+          });
+        });
+      });
+    }
+    unroll<kVectors>([&](auto v) KV_LAMBDA {
+      if (grouped) {
+        const int index = g * format.page_tokens + block * kBlockTokens + v * kLanes;
+        const Floats scale = load_parameter<S>(tile + format.scales_offset, index, format.scale_type);
+        const Floats minimum = format.has_minimum
+                                   ? load_parameter<S>(tile + format.minimums_offset, index, format.scale_type)
+                                   : S::zero();
+        unroll<kRows>([&](auto r) KV_LAMBDA {
+          const Floats steps = S::set(q.group_sums[r][g]);
+          const Floats base = S::fma(S::mul(S::set(-format.offset), scale), steps, S::mul(minimum, steps));
+          total[v * kRows + r] =
+              S::add(S::fma(S::to_floats(sum[v * kRows + r]), scale, base), total[v * kRows + r]);
+        });
+      } else {
+        unroll<kRows>([&](auto r) KV_LAMBDA { total[v * kRows + r] = S::to_floats(sum[v * kRows + r]); });
+      }
+    });
+  }
+  unroll<kRows>([&](auto r) KV_LAMBDA {
+    unroll<kVectors>([&](auto v) KV_LAMBDA {
+      S::storef(out[r] + v * kLanes,
+                S::fma(total[v * kRows + r], S::set(q.unit[r]), S::set(q.constant[r])));
+    });
+  });
+}
+
+// The same for values that are multiplied as floats: plain floats, float8, tables.
+template <class S, Code kCode, int kRows, int kVectors>
+KV_INLINE void float_scores(const TileFormat& format, const std::uint8_t* tile, int block, const KeyQueries& q,
+                            float* const* out, std::ptrdiff_t ahead) {
+  using Floats = typename S::Floats;
+  constexpr int kPerWord = codes_per_word(kCode), kLanes = S::kLanes;
+  const int words = format.words();
+  const bool grouped = format.scale_mode == ScaleMode::kToken;
+  const int groups = format.groups(), group_words = words / groups;
+  const std::uint8_t* lines = tile + static_cast<std::size_t>(block) * words * 64;
+  typename S::Table table{};
+  if constexpr (kCode == Code::kTable4) table = S::load_table(format.table);
+  Floats total[kVectors * kRows];
+  unroll<kVectors * kRows>([&](auto i) KV_LAMBDA { total[i] = S::zero(); });
+  for (int g = 0; g < groups; ++g) {
+    Floats sum[kVectors * kRows];
+    unroll<kVectors * kRows>([&](auto i) KV_LAMBDA { sum[i] = S::zero(); });
+    for (int w = g * group_words; w < (g + 1) * group_words; ++w) {
+      unroll<kVectors>([&](auto v) KV_LAMBDA {
+        const std::uint8_t* line = lines + (static_cast<std::size_t>(v * kLanes / kBlockTokens) * words + w) * 64;
+        const auto word = S::load(line + v * kLanes % kBlockTokens * 4);
+        if constexpr (v * kLanes % kBlockTokens == 0) __builtin_prefetch(line + ahead, 0, 3);
+        unroll<kPerWord>([&](auto e) KV_LAMBDA {
+          const Floats key = element<S, kCode, e>(word, table);
+          unroll<kRows>([&](auto r) KV_LAMBDA {
+            sum[v * kRows + r] = S::fma(key, S::set(q.plain[r][w * kPerWord + e]), sum[v * kRows + r]);
+          });
+        });
+      });
+    }
+    unroll<kVectors>([&](auto v) KV_LAMBDA {
+      Floats scale = S::set(1.f), minimum = S::zero();
+      if (grouped) {
+        const int index = g * format.page_tokens + block * kBlockTokens + v * kLanes;
+        scale = load_parameter<S>(tile + format.scales_offset, index, format.scale_type);
+        if (format.has_minimum) minimum = load_parameter<S>(tile + format.minimums_offset, index, format.scale_type);
+      }
+      unroll<kRows>([&](auto r) KV_LAMBDA {
+        Floats part = S::fma(sum[v * kRows + r], scale, total[v * kRows + r]);
+        if (format.has_minimum) part = S::fma(minimum, S::set(q.group_sums[r][g]), part);
+        total[v * kRows + r] = part;
+      });
+    });
+  }
+  unroll<kRows>([&](auto r) KV_LAMBDA {
+    unroll<kVectors>([&](auto v) KV_LAMBDA {
+      S::storef(out[r] + v * kLanes, S::fma(total[v * kRows + r], S::set(q.unit[r]), S::set(q.constant[r])));
+    });
+  });
+}
+
+template <class S, Code kCode, int kRows, int kVectors>
+KV_INLINE void block_scores(const TileFormat& format, const std::uint8_t* tile, int block, const KeyQueries& q,
+                            float* const* out, std::ptrdiff_t ahead) {
+  if constexpr (kCode == Code::kInt8 || kCode == Code::kUint4 || kCode == Code::kUint2)
+    integer_scores<S, kCode, kRows, kVectors>(format, tile, block, q, out, ahead);
+  else
+    float_scores<S, kCode, kRows, kVectors>(format, tile, block, q, out, ahead);
+}
+
+// Scores of tokens `first` to `last - 1` of a page into `scores[row][token]` (token 0: the first place of the page).
+// `ahead`: bytes from this tile to the one that is read next.
+template <class S, Code kCode, int kRows>
+void key_stage(const TileFormat& format, const std::uint8_t* tile, int first, int last, const KeyQueries& q,
+               float* const* scores, std::ptrdiff_t ahead) {
+  constexpr int kTogether = larger(kBlockTokens, S::kLanes * (8 / kRows >= 1 ? 8 / kRows : 1)) / kBlockTokens;
+  constexpr int kWide = kTogether > 4 ? 4 : kTogether;
+  int block = first / kBlockTokens;
+  const int end = (last + kBlockTokens - 1) / kBlockTokens;
+  float partial[kRows][kBlockTokens];
+  while (block < end) {
+    const int begin = block * kBlockTokens;
+    const bool whole = begin >= first && begin + kBlockTokens <= last;
+    float* out[kRows];
+    if (whole && begin + kWide * kBlockTokens <= last) {
+      for (int r = 0; r < kRows; ++r) out[r] = scores[r] + begin;
+      block_scores<S, kCode, kRows, kWide * kBlockTokens / S::kLanes>(format, tile, block, q, out, ahead);
+      block += kWide;
+      continue;
+    }
+    for (int r = 0; r < kRows; ++r) out[r] = whole ? scores[r] + begin : partial[r];
+    block_scores<S, kCode, kRows, kBlockTokens / S::kLanes>(format, tile, block, q, out, ahead);
+    if (!whole) {
+      const int low = larger(first, begin), high = smaller(last, begin + kBlockTokens);
+      for (int r = 0; r < kRows; ++r)
+        memcpy(scores[r] + low, partial[r] + (low - begin), sizeof(float) * static_cast<std::size_t>(high - low));
+    }
+    ++block;
+  }
+}
+
+}  // namespace KVASSAY_ISA
+}  // namespace kvassay

@@ -1,0 +1,219 @@
+// Weighted sums of the values of one tile.
+//
+// Value codes lie [quad of tokens][byte of the row][token of the quad]: a lane is a byte column, and a word holds four
+// tokens of it. Plain floats lie in rows. Sums of codes are kept as the lanes have them: [vector of columns][code of the
+// byte][lane], each group of channels from a new vector on; `channel_sums` brings them into the order of channels.
+#pragma once
+#include <math.h>
+#include <string.h>
+
+#include "key_stage.h"
+#include "workspace.h"
+
+namespace kvassay {
+namespace KVASSAY_ISA {
+
+// Weights of tokens first to last - 1 times their scales for group `g`, zero elsewhere up to whole vectors; returns the
+// largest and adds what offset and minimum contribute to every channel of the group.
+template <class S>
+KV_INLINE float scale_weights(const TileFormat& format, const std::uint8_t* tile, int g, int low, int high,
+                              const float* weights, float* scaled, float* constant) {
+  using Floats = typename S::Floats;
+  Floats largest = S::zero(), base = S::zero();
+  for (int t = low; t < high; t += S::kLanes) {
+    const Floats weight = S::loadf(weights + t);
+    Floats product = weight;
+    if (format.scale_mode == ScaleMode::kToken) {
+      const int index = g * format.page_tokens + t;
+      product = S::mul(weight, load_parameter<S>(tile + format.scales_offset, index, format.scale_type));
+      if (format.has_minimum)
+        base = S::fma(weight, load_parameter<S>(tile + format.minimums_offset, index, format.scale_type), base);
+    }
+    if (format.offset != 0) base = S::fma(product, S::set(-format.offset), base);
+    largest = S::max(largest, product);
+    S::storef(scaled + t, product);
+  }
+  if (format.has_minimum || format.offset != 0) *constant += S::reduce_add(base);
+  return S::reduce_max(largest);
+}
+
+template <class S>
+KV_INLINE float round_weights(const float* scaled, int low, int high, float largest, float steps, std::int16_t* pairs) {
+  const float inverse = largest > 0 ? steps / largest : 0.f;
+  for (int t = low; t < high; t += S::kLanes) S::store_pairs16(pairs + t, S::mul(S::loadf(scaled + t), S::set(inverse)));
+  return largest / steps;
+}
+
+// Integer codes: quads low to high of kVectors vectors of byte columns from `column` on.
+template <class S, Code kCode, int kRows, int kVectors>
+KV_INLINE void integer_sums(const std::uint8_t* tile, int columns, int column, int slot, int lanes, int low, int high,
+                            const ValueWork& work, float* const* sums, std::ptrdiff_t ahead) {
+  using Ints = typename S::Ints;
+  constexpr int kPerByte = codes_per_byte(kCode), kLanes = S::kLanes;
+  Ints sum[kVectors * kPerByte * kRows];
+  unroll<kVectors * kPerByte * kRows>([&](auto i) KV_LAMBDA { sum[i] = S::zero_ints(); });
+  const std::uint8_t* place = tile + static_cast<std::size_t>(column) * 4;
+  for (int quad = low; quad < high; ++quad) {
+    const std::uint8_t* row = place + static_cast<std::size_t>(quad) * columns * 4;
+    Ints word[kVectors];
+    unroll<kVectors>([&](auto v) KV_LAMBDA {
+      word[v] = lanes == kLanes ? S::load(row + v * kLanes * 4) : S::load_first(row, lanes);
+      if constexpr (v * kLanes % 16 == 0) __builtin_prefetch(row + v * kLanes * 4 + ahead, 0, 3);
+    });
+    unroll<kPerByte * 2>([&](auto part) KV_LAMBDA {
+      constexpr int kSub = part / 2, kOdd = part % 2;
+      unroll<kVectors>([&](auto v) KV_LAMBDA {
+        const Ints codes = pair16<S, kCode, kSub, kOdd>(word[v]);
+        unroll<kRows>([&](auto r) KV_LAMBDA {
+          constexpr int kPlace = (v * kPerByte + kSub) * kRows + r;
+          sum[kPlace] = S::dot2(sum[kPlace], codes, S::broadcast_word(work.pairs[r] + quad * 4 + kOdd * 2));
+        });
+      });
+    });
+  }
+  unroll<kVectors * kPerByte>([&](auto part) KV_LAMBDA {
+    unroll<kRows>([&](auto r) KV_LAMBDA {
+      float* out = sums[r] + (slot * kPerByte + part) * kLanes;
+      S::storef(out, S::fma(S::to_floats(sum[part * kRows + r]), S::set(work.unit[r]), S::loadf(out)));
+    });
+  });
+}
+
+// Codes that are multiplied as floats, in quads.
+template <class S, Code kCode, int kRows>
+KV_INLINE void float_sums(const TileFormat& format, const std::uint8_t* tile, int columns, int column, int slot, int lanes,
+                          int low, int high, const ValueWork& work, float* const* sums, std::ptrdiff_t ahead) {
+  using Floats = typename S::Floats;
+  constexpr int kPerByte = codes_per_byte(kCode), kLanes = S::kLanes;
+  typename S::Table table{};
+  if constexpr (kCode == Code::kTable4) table = S::load_table(format.table);
+  Floats sum[kPerByte * kRows];
+  unroll<kPerByte * kRows>([&](auto i) KV_LAMBDA { sum[i] = S::zero(); });
+  const std::uint8_t* place = tile + static_cast<std::size_t>(column) * 4;
+  for (int quad = low; quad < high; ++quad) {
+    const std::uint8_t* row = place + static_cast<std::size_t>(quad) * columns * 4;
+    const auto word = lanes == kLanes ? S::load(row) : S::load_first(row, lanes);
+    __builtin_prefetch(row + ahead, 0, 3);
+    unroll<4 * kPerByte>([&](auto e) KV_LAMBDA {
+      constexpr int kToken = e / kPerByte, kSub = e % kPerByte;
+      const Floats value = element<S, kCode, e>(word, table);
+      unroll<kRows>([&](auto r) KV_LAMBDA {
+        sum[kSub * kRows + r] = S::fma(value, S::set(work.scaled[r][quad * 4 + kToken]), sum[kSub * kRows + r]);
+      });
+    });
+  }
+  unroll<kPerByte>([&](auto part) KV_LAMBDA {
+    unroll<kRows>([&](auto r) KV_LAMBDA {
+      float* out = sums[r] + (slot * kPerByte + part) * kLanes;
+      S::storef(out, S::add(sum[part * kRows + r], S::loadf(out)));
+    });
+  });
+}
+
+// Rows of plain floats.
+template <class S, Code kCode>
+KV_INLINE typename S::Floats row_floats(const std::uint8_t* p) {
+  if constexpr (kCode == Code::kFloat32) return S::loadf(reinterpret_cast<const float*>(p));
+  else if constexpr (kCode == Code::kBFloat16) return S::load_bfloat16(p);
+  else return S::load_float16(p);
+}
+
+template <class S, Code kCode, int kRows, int kVectors>
+KV_INLINE void row_sums(const std::uint8_t* tile, int dim, int column, int first, int last, const ValueWork& work,
+                        float* const* sums, std::ptrdiff_t ahead) {
+  using Floats = typename S::Floats;
+  constexpr int kBytes = code_bits(kCode) / 8, kLanes = S::kLanes;
+  Floats sum[kVectors * kRows];
+  unroll<kVectors>([&](auto v) KV_LAMBDA {
+    unroll<kRows>([&](auto r) KV_LAMBDA { sum[v * kRows + r] = S::loadf(sums[r] + column + v * kLanes); });
+  });
+  for (int t = first; t < last; ++t) {
+    const std::uint8_t* row = tile + (static_cast<std::size_t>(t) * dim + column) * kBytes;
+    unroll<kVectors>([&](auto v) KV_LAMBDA {
+      const Floats value = row_floats<S, kCode>(row + v * kLanes * kBytes);
+      if constexpr (v * kLanes * kBytes % 64 == 0) __builtin_prefetch(row + v * kLanes * kBytes + ahead, 0, 3);
+      unroll<kRows>([&](auto r) KV_LAMBDA {
+        sum[v * kRows + r] = S::fma(value, S::set(work.scaled[r][t]), sum[v * kRows + r]);
+      });
+    });
+  }
+  unroll<kVectors>([&](auto v) KV_LAMBDA {
+    unroll<kRows>([&](auto r) KV_LAMBDA { S::storef(sums[r] + column + v * kLanes, sum[v * kRows + r]); });
+  });
+}
+
+// Adds the tokens first to last - 1 of a page. `weights[row][token]` count from the first place of the page.
+// `constants[row][group]` collects what is the same for all channels of a group.
+template <class S, Code kCode, int kRows>
+void value_stage(const TileFormat& format, const std::uint8_t* tile, int first, int last, float* const* weights,
+                 float* const* sums, float* const* constants, ValueWork& work, std::ptrdiff_t ahead) {
+  constexpr int kLanes = S::kLanes;
+  const int low = first / kBlockTokens * kBlockTokens;
+  const int high = smaller((last + kBlockTokens - 1) / kBlockTokens * kBlockTokens, kMaxPageTokens);
+  alignas(64) float own[kRows][kMaxPageTokens];
+  const float* given[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    given[r] = weights[r];
+    if (low == first && high == last) continue;
+    // Tokens of the page that are not meant weigh nothing.
+    fill(own[r] + low, own[r] + high, 0.f);
+    copy(weights[r] + first, weights[r] + last, own[r] + first);
+    given[r] = own[r];
+  }
+  if constexpr (code_bits(kCode) >= 16) {
+    for (int r = 0; r < kRows; ++r) copy(given[r] + first, given[r] + last, work.scaled[r] + first);
+    constexpr int kWide = kRows <= 2 ? 4 : 2;
+    int column = 0;
+    for (; column + kWide * kLanes <= format.dim; column += kWide * kLanes)
+      row_sums<S, kCode, kRows, kWide>(tile, format.dim, column, first, last, work, sums, ahead);
+    for (; column + kLanes <= format.dim; column += kLanes)
+      row_sums<S, kCode, kRows, 1>(tile, format.dim, column, first, last, work, sums, ahead);
+    return;
+  } else {
+    constexpr int kPerByte = codes_per_byte(kCode);
+    const int columns = format.dim / kPerByte, groups = format.groups(), group_columns = columns / groups;
+    const int low_quad = first / kQuadTokens, high_quad = (last + kQuadTokens - 1) / kQuadTokens;
+    for (int g = 0; g < groups; ++g) {
+      for (int r = 0; r < kRows; ++r) {
+        const float largest =
+            scale_weights<S>(format, tile, g, low, high, given[r], work.scaled[r], &constants[r][g]);
+        if constexpr (kCode == Code::kInt8 || kCode == Code::kUint4 || kCode == Code::kUint2)
+          work.unit[r] = round_weights<S>(work.scaled[r], low, high, largest,
+                                          largest_step(format.page_tokens, largest_code(kCode)), work.pairs[r]);
+      }
+      const int end = (g + 1) * group_columns;
+      int column = g * group_columns, slot = g * ((group_columns + kLanes - 1) / kLanes);
+      if constexpr (kCode == Code::kInt8 || kCode == Code::kUint4 || kCode == Code::kUint2) {
+        constexpr int kWide = kPerByte * kRows <= 4 ? 2 : 1;
+        for (; column + kWide * kLanes <= end; column += kWide * kLanes, slot += kWide)
+          integer_sums<S, kCode, kRows, kWide>(tile, columns, column, slot, kLanes, low_quad, high_quad, work, sums, ahead);
+        for (; column < end; column += kLanes, ++slot)
+          integer_sums<S, kCode, kRows, 1>(tile, columns, column, slot, smaller(kLanes, end - column), low_quad, high_quad,
+                                           work, sums, ahead);
+      } else {
+        for (; column < end; column += kLanes, ++slot)
+          float_sums<S, kCode, kRows>(format, tile, columns, column, slot, smaller(kLanes, end - column), low_quad, high_quad,
+                                      work, sums, ahead);
+      }
+    }
+  }
+}
+
+// Adds sums in the order of lanes, times `factor`, to sums in the order of channels.
+template <class S>
+void channel_sums(const TileFormat& format, const float* sums, const float* constants, float factor, float* out) {
+  constexpr int kLanes = S::kLanes;
+  const int per_byte = codes_per_byte(format.code);
+  const int groups = format.groups(), group_columns = format.dim / per_byte / groups;
+  const int vectors = (group_columns + kLanes - 1) / kLanes;
+  for (int g = 0; g < groups; ++g)
+    for (int c = 0; c < group_columns; ++c)
+      for (int sub = 0; sub < per_byte; ++sub) {
+        const int slot = g * vectors + c / kLanes;
+        const float sum = sums[(slot * per_byte + sub) * kLanes + c % kLanes];
+        out[(g * group_columns + c) * per_byte + sub] += factor * (sum + constants[g]);
+      }
+}
+
+}  // namespace KVASSAY_ISA
+}  // namespace kvassay
