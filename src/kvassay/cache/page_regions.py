@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -42,7 +42,7 @@ def column_runs(slabs: NDArray[np.int32], places: NDArray[np.int32]) -> list[Col
         bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), columns]
     return [
         ColumnRun(int(slabs[0, low]), int(places[0, low]), int(steps[low]), high - low)
-        for low, high in zip(bounds, bounds[1:], strict=False)
+        for low, high in pairwise(bounds)
     ]
 
 

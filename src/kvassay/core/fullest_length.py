@@ -51,9 +51,7 @@ class _Side(NamedTuple):
         pages = side_pages(self.plan, tokens)
         record = PAGE_RECORD_NBYTES + TABLE_ENTRY_NBYTES
         return (
-            pages.coded_pages * self.coded_nbytes
-            + pages.sink_pages * self.sinks_nbytes
-            + pages.page_numbers * record
+            pages.coded_pages * self.coded_nbytes + pages.sink_pages * self.sinks_nbytes + pages.page_numbers * record
         )
 
 
