@@ -96,6 +96,9 @@ class MemorySlabs:
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(self._slabs.values())
 
+    def slab(self, number: int) -> Tensor:
+        return self._slabs[number]
+
     def add(self, number: int, pages: int) -> None:
         self._slabs[number] = torch.empty((pages, self._page_nbytes), dtype=torch.uint8, device=self._device)
 
