@@ -119,7 +119,7 @@ class Offload:
 def smallest_resident_nbytes(geometry: CacheGeometry, kv_format: KVFormat) -> int:
     """The least limit with which a cache works."""
     return 2 * max(
-        page_layout(plan.spec, len(group.heads), dim).nbytes
+        page_layout(plan.spec, len(group.heads), dim, plan.side).nbytes
         for index, layer in enumerate(geometry.layers)
         for group in head_groups(kv_format, index, layer)
         for plan, dim in ((group.keys, layer.head_dim), (group.values, layer.value_dim))

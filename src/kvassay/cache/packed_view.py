@@ -13,19 +13,18 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from kvassay.cache.attention_path import AttentionPath
+from kvassay.core.kv_format import Side
 
 if TYPE_CHECKING:
     from kvassay.cache.cohorts import Cohort
     from kvassay.cache.quantized_layer import QuantizedLayer
-
-Side = Literal["keys", "values"]
 
 
 class NewTokens(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvassay.cache.page_regions import column_runs, run_view, slab_view
+from kvassay.cache.page_regions import as_blocks, as_rows, column_runs, row_parts, row_shape, run_view, slab_view
 from kvassay.cache.slab_storage import MemorySlabs, SlabPart, SlabStorage
 from kvassay.core.paging import PAGE_RECORD_NBYTES, PageLayout, Region
 
@@ -207,32 +207,40 @@ class PagePool:
             # No index is needed, and one operation puts all runs side by side.
             slabs = [memory.slab(run.slab) for run in runs]
             return [
-                torch.cat(
-                    [run_view(self.layout, slab, region, run, rows) for slab, run in zip(slabs, runs, strict=True)],
-                    dim=2,
-                ).flatten(2, 3)
+                self._joined(
+                    region,
+                    torch.cat(
+                        [run_view(self.layout, slab, region, run, rows) for slab, run in zip(slabs, runs, strict=True)],
+                        dim=2,
+                    ),
+                )
                 for region in regions
             ]
         ids = pages.ravel()
+        shapes = [row_shape(self.layout, region) for region in regions]
         found = [
             torch.empty(
-                (rows, region.stream.heads, count, self.layout.blocks, region.block_nbytes),
-                dtype=torch.uint8,
+                (rows, region.stream.heads, count, shape.groups, shape.together, shape.units),
+                dtype=shape.dtype,
                 device=self.device,
             )
-            for region in regions
+            for region, shape in zip(regions, shapes, strict=True)
         ]
         for slab, places, picked in self._storage.read(self._by_slab(ids)):
             row, column = torch.as_tensor(picked // count), torch.as_tensor(picked % count)
             for region, out in zip(regions, found, strict=True):
-                # [rows, k, heads, blocks, nbytes] as a view of what is returned, so that one copy puts all in place.
-                target = out.permute(0, 2, 1, 3, 4)
+                # [rows, k, heads, ...] as a view of what is returned, so that one copy puts all in place.
+                target = out.transpose(1, 2)
                 stored = slab_view(self.layout, slab, region)[self._on_device(places)]
                 if len(picked) == len(ids):
                     target.copy_(stored.unflatten(0, (rows, count)))
                 else:
                     target[row, column] = stored
-        return [out.flatten(2, 3) for out in found]
+        return [self._joined(region, out) for region, out in zip(regions, found, strict=True)]
+
+    def _joined(self, region: Region, rows: Tensor) -> Tensor:
+        """`[rows, heads, columns, groups, together, units]` as `[rows, heads, blocks, block_nbytes]`."""
+        return as_blocks(row_shape(self.layout, region), rows.flatten(2, 4))
 
     def _put(self, pages: PageIds, raw: Tensor) -> None:
         for part in self._by_slab(pages):
@@ -240,13 +248,20 @@ class PagePool:
 
     def _scatter(self, region: Region, ids: PageIds, places: slice, part: Tensor) -> None:
         """`part` `[len(ids), heads, places, nbytes]` into the pages `ids`."""
+        shape = row_shape(self.layout, region)
+        begin = (places.start or 0) * shape.rows_per_block
+        rows = as_rows(shape, part)
+        pieces = list(row_parts(shape, begin, begin + rows.shape[2]))
         for target in self._by_slab(ids):
-            source = part if len(target.picked) == len(ids) else part[torch.as_tensor(target.picked)]
-            view = slab_view(self.layout, self._storage.write(target), region)[:, :, places]
-            if len(ids) == 1:
-                view[int(target.places[0])] = source[0]
-            else:
-                view[self._on_device(target.places)] = source
+            source = rows if len(target.picked) == len(ids) else rows[torch.as_tensor(target.picked)]
+            slab = slab_view(self.layout, self._storage.write(target), region)
+            for piece in pieces:
+                view = slab[:, :, piece.groups, piece.together]
+                own = source[:, :, piece.rows].unflatten(2, (piece.groups.stop - piece.groups.start, -1))
+                if len(ids) == 1:
+                    view[int(target.places[0])] = own[0]
+                else:
+                    view[self._on_device(target.places)] = own
 
     def _by_slab(self, ids: PageIds) -> Iterator[SlabPart]:
         """Each slab that has some of them."""

@@ -96,9 +96,9 @@ class SideStore:
         self._slabs_for = slabs_for
         self._entry_dtype: str = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
         self.static_nbytes = static_nbytes(plan.spec, kv_heads, dim)
-        self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim)
-        self.tail_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, TAIL_PAGE_TOKENS)
-        self.sinks_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, max(1, plan.sinks))
+        self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim, plan.side)
+        self.tail_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, plan.side, TAIL_PAGE_TOKENS)
+        self.sinks_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, plan.side, max(1, plan.sinks))
         self._coded: CodedRuns | None = None
         self._tail: PagedRows | None = None
         self._sinks: PagedRows | None = None

@@ -115,7 +115,7 @@ class RowGrowth:
 def _side(plan: SidePlan, heads: int, dim: int, kv_format: KVFormat) -> _Side:
     return _Side(
         plan,
-        page_layout(plan.spec, heads, dim).nbytes,
-        exact_page_layout(kv_format.exact_dtype, heads, dim, TAIL_PAGE_TOKENS).nbytes,
-        exact_page_layout(kv_format.exact_dtype, heads, dim, max(1, plan.sinks)).nbytes,
+        page_layout(plan.spec, heads, dim, plan.side).nbytes,
+        exact_page_layout(kv_format.exact_dtype, heads, dim, plan.side, TAIL_PAGE_TOKENS).nbytes,
+        exact_page_layout(kv_format.exact_dtype, heads, dim, plan.side, max(1, plan.sinks)).nbytes,
     )

@@ -13,6 +13,8 @@ from kvassay.core.geometry import LayerGeometry
 from kvassay.core.spec import FloatDtype, QuantSpec, exact_spec
 from kvassay.errors import FormatError
 
+Side = Literal["keys", "values"]
+
 LAYOUT_VERSION = 1
 """Raised whenever the same spec would decode the same stored bytes to other numbers."""
 
@@ -147,6 +149,7 @@ def committed_tokens(tokens: int, sinks: int, recent: int, block: int) -> int:
 class SidePlan(NamedTuple):
     """What one side of one layer stores, with the format's layer exceptions applied."""
 
+    side: Side
     spec: QuantSpec
     sinks: int
     recent: int
@@ -218,14 +221,14 @@ def _plans(
     for override in overrides:
         if override.heads is None or head in override.heads:
             keys, values = override.keys or keys, override.values or values
-    return _side_plan(kv_format, keys, geometry), _side_plan(kv_format, values, geometry)
+    return _side_plan(kv_format, "keys", keys, geometry), _side_plan(kv_format, "values", values, geometry)
 
 
-def _side_plan(kv_format: KVFormat, spec: QuantSpec, geometry: LayerGeometry) -> SidePlan:
+def _side_plan(kv_format: KVFormat, side: Side, spec: QuantSpec, geometry: LayerGeometry) -> SidePlan:
     # A float side needs no window: its values are exact wherever they stand.
     keeps = not spec.is_exact
     sinks = kv_format.sinks if keeps and geometry.sliding_window is None else 0
-    return SidePlan(spec, sinks, kv_format.recent if keeps else 0, geometry.sliding_window)
+    return SidePlan(side, spec, sinks, kv_format.recent if keeps else 0, geometry.sliding_window)
 
 
 def _require_rising(what: str, numbers: tuple[int, ...]) -> None:

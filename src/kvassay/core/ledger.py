@@ -147,7 +147,7 @@ def _side_nbytes(
 ) -> dict[Owner, int]:
     """Bytes by owner of one side of a head group."""
     pages = side_pages(plan, tokens)
-    coded = page_layout(plan.spec, kv_heads, dim)
+    coded = page_layout(plan.spec, kv_heads, dim, plan.side)
     nbytes: Counter[Owner] = Counter(static_nbytes(plan.spec, kv_heads, dim))
     blocks = batch * pages.stored_tokens // coded.block_tokens
     filled = 0
@@ -163,7 +163,7 @@ def _side_nbytes(
     ):
         if not kept:
             continue
-        layout = exact_page_layout(kv_format.exact_dtype, kv_heads, dim, page)
+        layout = exact_page_layout(kv_format.exact_dtype, kv_heads, dim, plan.side, page)
         part = batch * tokens_held * layout.regions[0].stream.block_nbytes
         nbytes[owner] += part
         filled += part

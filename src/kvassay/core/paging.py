@@ -4,7 +4,7 @@ A page holds some consecutive tokens of one side of one layer of one sequence, f
 
     [tile of head 0][tile of head 1]...[shared arrays]      tile: [codes][scales][minimums]..., each on a 64-byte bound
 
-so its bytes depend on its tokens, their keys or values and the format, and on nothing else. A side has up to three
+with the bytes of an array in the order in which attention reads them (`TileOrder`, docs/design/tile-layout.md). So its bytes depend on its tokens, their keys or values and the format, and on nothing else. A side has up to three
 kinds: coded pages, tail pages (full precision, tokens that wait or that the window protects) and one page of sinks.
 The store allocates and the ledger predicts from what is written here.
 """
@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvassay.core.digest import sha256_json
-from kvassay.core.kv_format import SidePlan
+from kvassay.core.kv_format import Side, SidePlan
 from kvassay.core.layout import streams
 from kvassay.core.methods import Stream
-from kvassay.core.spec import FloatDtype, QuantSpec, exact_spec
+from kvassay.core.spec import DTYPE_NBYTES, FloatDtype, QuantSpec, exact_spec
 
-PAGE_ORDER = "kvassay.page/1"
-"""Names the order of bytes in a page, for all formats: tiles of heads, arrays in the order of the spec, blocks rising.
+PAGE_ORDER = "kvassay.page/2"
+"""Names the order of bytes in a page, for all formats: tiles of heads, arrays in the order of the spec, tile orders.
 
 Named anew whenever the same tokens would give a page other bytes, so that saved pages are never misread.
 """
@@ -41,6 +41,21 @@ PAGE_RECORD_NBYTES = 12
 """Beside each page: its reference count, its slab and its place in the slab."""
 
 
+KEY_BLOCK_TOKENS = 16
+"""Tokens of a line of key words: 16 words of 4 bytes are a cache line, and lanes are tokens."""
+
+VALUE_QUAD_TOKENS = 4
+"""Tokens of a word of value codes: a lane is a byte column, and its word holds four tokens of it."""
+
+
+class TileOrder(NamedTuple):
+    """Rows `[tokens, units]` of an array as `[tokens / together][units][together]`, units of some bytes."""
+
+    together: int
+    """Tokens whose units stand side by side."""
+    unit_nbytes: int
+
+
 class Region(NamedTuple):
     """Where one stored array lies in a page."""
 
@@ -49,6 +64,8 @@ class Region(NamedTuple):
     """Bytes from the begin of the tile; for a shared array, from the begin of the page."""
     shared: bool
     """True for an array that serves all heads."""
+    order: TileOrder | None
+    """None where blocks lie as they come, one after the other."""
 
     @property
     def block_nbytes(self) -> int:
@@ -72,8 +89,8 @@ class PageLayout(NamedTuple):
         return self.tokens // self.block_tokens
 
 
-def page_layout(spec: QuantSpec, kv_heads: int, dim: int, tokens: int | None = None) -> PageLayout:
-    """The page of a spec; `tokens` of it, or PAGE_TOKENS rounded up to whole blocks.
+def page_layout(spec: QuantSpec, kv_heads: int, dim: int, side: Side, tokens: int | None = None) -> PageLayout:
+    """The page of a side's spec; `tokens` of it, or PAGE_TOKENS rounded up to whole blocks.
 
     Raises GeometryError where the spec cannot serve `dim`.
     """
@@ -84,13 +101,13 @@ def page_layout(spec: QuantSpec, kv_heads: int, dim: int, tokens: int | None = N
     arrays = streams(spec, kv_heads, dim)
     for stream in arrays:
         if stream.heads == kv_heads:
-            region = Region(stream, tile, shared=False)
+            region = Region(stream, tile, False, _order(stream, spec, side, page))
             tile = _aligned(tile + blocks * region.block_nbytes)
             regions.append(region)
     end = kv_heads * tile
     for stream in arrays:
         if stream.heads != kv_heads:
-            region = Region(stream, end, shared=True)
+            region = Region(stream, end, True, _order(stream, spec, side, page))
             end = _aligned(end + blocks * region.block_nbytes)
             regions.append(region)
     return PageLayout(page, spec.tokens_per_block, kv_heads, tuple(regions), tile, end)
@@ -109,6 +126,7 @@ def layout_id(layout: PageLayout) -> str:
             "block_shape": list(region.stream.block_shape),
             "offset": region.offset,
             "shared": region.shared,
+            "order": None if region.order is None else list(region.order),
         }
         for region in layout.regions
     ]
@@ -122,9 +140,27 @@ def layout_id(layout: PageLayout) -> str:
     return sha256_json({"order": PAGE_ORDER, "arrays": arrays, **sizes})
 
 
-def exact_page_layout(dtype: FloatDtype, kv_heads: int, dim: int, tokens: int) -> PageLayout:
+def exact_page_layout(dtype: FloatDtype, kv_heads: int, dim: int, side: Side, tokens: int) -> PageLayout:
     """The page of sinks or of the tail."""
-    return page_layout(exact_spec(dtype), kv_heads, dim, tokens)
+    return page_layout(exact_spec(dtype), kv_heads, dim, side, tokens)
+
+
+def _order(stream: Stream, spec: QuantSpec, side: Side, page: int) -> TileOrder | None:
+    """The order in which attention reads an array; None where its rows stay as they are.
+
+    Keys: words of 4 bytes, 16 tokens side by side. Codes of values: bytes, four tokens side by side; floats of values
+    stay in rows. Scales of single tokens: all tokens of the page side by side.
+    """
+    itemsize = DTYPE_NBYTES[stream.dtype]
+    if stream.name == "codes":
+        row_nbytes = stream.block_nbytes // stream.heads // spec.tokens_per_block
+        if side == "keys" and page % KEY_BLOCK_TOKENS == 0 and row_nbytes % 4 == 0:
+            return TileOrder(KEY_BLOCK_TOKENS, 4)
+        if side == "values" and page % VALUE_QUAD_TOKENS == 0 and itemsize == 1:
+            return TileOrder(VALUE_QUAD_TOKENS, 1)
+    elif stream.name in ("scales", "minimums") and spec.tokens_per_block == 1:
+        return TileOrder(page, itemsize)
+    return None
 
 
 def page_tokens(spec: QuantSpec) -> int:

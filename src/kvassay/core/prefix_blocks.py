@@ -184,8 +184,10 @@ def _made_grid(kv_format: KVFormat, geometry: CacheGeometry) -> BlockGrid:
                 ("values", group.values, layer.value_dim),
             ):
                 heads = len(group.heads)
-                exact = exact_page_layout(kv_format.exact_dtype, heads, dim, plan.sinks) if plan.sinks else None
-                layout = page_layout(plan.spec, heads, dim)
+                exact = (
+                    exact_page_layout(kv_format.exact_dtype, heads, dim, plan.side, plan.sinks) if plan.sinks else None
+                )
+                layout = page_layout(plan.spec, heads, dim, plan.side)
                 sides.append(SideGrid(index, number, name, plan, layout, exact, 0, 0))
     sinks = max(side.plan.sinks for side in sides)
     block = math.lcm(*(page_tokens(side.plan.spec) for side in sides))

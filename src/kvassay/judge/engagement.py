@@ -64,7 +64,9 @@ def engagement(
 
 def expected_reads(kv_format: KVFormat, older: NDArray[np.int64]) -> NDArray[np.int64]:
     """Tokens that the format stores in codes once `older` tokens are held, in a layer that sees all of them."""
-    plans = [SidePlan(side, kv_format.sinks, kv_format.recent, None) for side in kv_format.specs if not side.is_exact]
+    plans = [
+        SidePlan("keys", spec, kv_format.sinks, kv_format.recent, None) for spec in kv_format.specs if not spec.is_exact
+    ]
     lengths, place = np.unique(older, return_inverse=True)
     counts = [[plan.committed_tokens(int(length)) for length in lengths] for plan in plans]
     return np.max(np.array(counts, dtype=np.int64), axis=0)[place]
