@@ -47,7 +47,9 @@ ValueFunction value_function_of(int rows) {
     case Code::kUint4: return FUNCTION<S, Code::kUint4>(rows);          \
     case Code::kUint2: return FUNCTION<S, Code::kUint2>(rows);          \
     case Code::kFloat8E4M3: return FUNCTION<S, Code::kFloat8E4M3>(rows); \
+    case Code::kUint8: return FUNCTION<S, Code::kUint8>(rows);          \
     case Code::kTable4: return FUNCTION<S, Code::kTable4>(rows);        \
+    case Code::kTable2: return FUNCTION<S, Code::kTable2>(rows);        \
     case Code::kFloat16: return FUNCTION<S, Code::kFloat16>(rows);      \
     case Code::kBFloat16: return FUNCTION<S, Code::kBFloat16>(rows);    \
     default: return FUNCTION<S, Code::kFloat32>(rows);                  \
@@ -94,7 +96,9 @@ class HeadAttention {
     for (int q = 0; q < queries_; ++q) {
       partials[q].largest = call_.sinks && begin == call_.first_column ? sink_of(q) : -kInfinity;
       partials[q].total = call_.sinks && begin == call_.first_column ? 1.f : 0.f;
-      memset(partials[q].sums, 0, sizeof(float) * static_cast<std::size_t>(call_.value_dim));
+      const std::size_t nbytes = sizeof(float) * static_cast<std::size_t>(call_.value_dim);
+      memset(partials[q].sums, 0, nbytes);
+      memset(partials[q].coded_sums, 0, nbytes);
     }
     for (int first = 0; first < queries_; first += kMaxRows)
       block(first, smaller(kMaxRows, queries_ - first), begin, end, partials);
@@ -103,10 +107,14 @@ class HeadAttention {
  private:
   void scale_queries() {
     for (int q = 0; q < queries_; ++q) {
-      const float* from = call_.query_of(row_, kv_head_, q);
-      float* to = work_.queries[q];
-      for (int c = 0; c < call_.head_dim; ++c) to[c] = from[c] * call_.scaling;
+      scale_query(call_.query_of(call_.query, row_, kv_head_, q), work_.queries[q]);
+      if (call_.coded_query)
+        scale_query(call_.query_of(call_.coded_query, row_, kv_head_, q), work_.coded_queries[q]);
     }
+  }
+
+  void scale_query(const float* from, float* to) const {
+    for (int c = 0; c < call_.head_dim; ++c) to[c] = from[c] * call_.scaling;
   }
 
   float sink_of(int q) const { return call_.sinks[kv_head_ * call_.ratio + q / call_.queries]; }
@@ -117,7 +125,8 @@ class HeadAttention {
     q.rows = rows;
     const float factor = segment.head_scale ? segment.head_scale[kv_head_] : 1.f;
     for (int r = 0; r < rows; ++r) {
-      const float* plain = work_.queries[first + r];
+      const bool coded = call_.coded_query && !format.is_float();
+      const float* plain = coded ? work_.coded_queries[first + r] : work_.queries[first + r];
       for (int c = 0; c < format.dim; ++c) buffers.plain[r][c] = plain[c] * factor;
       if (format.is_integer()) order_pairs(format.code, buffers.plain[r], format.dim, buffers.ordered[r]);
       q.plain[r] = buffers.plain[r];
@@ -222,7 +231,8 @@ class HeadAttention {
       low = high;
     }
     if (coded_format)
-      for (int r = 0; r < rows; ++r) channel_sums<S>(*coded_format, coded[r], constants[r], coded_factor, sums[r]);
+      for (int r = 0; r < rows; ++r)
+        channel_sums<S>(*coded_format, coded[r], constants[r], coded_factor, partials[first + r].coded_sums);
   }
 
   // Chunks end where pages of coded keys end, so that no line of keys is read twice.

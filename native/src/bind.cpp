@@ -39,7 +39,7 @@ std::shared_ptr<BoundFormat> make_format(int code, int dim, int scale_mode, int 
                                          std::optional<FloatArray> table) {
   auto bound = std::make_shared<BoundFormat>();
   TileFormat& format = bound->format;
-  require(code >= 0 && code <= 7 && scale_mode >= 0 && scale_mode <= 2 && scale_type >= 0 && scale_type <= 2,
+  require(code >= 0 && code <= 9 && scale_mode >= 0 && scale_mode <= 2 && scale_type >= 0 && scale_type <= 2,
           "unknown code, scale mode or scale type");
   format.code = static_cast<Code>(code);
   format.scale_mode = static_cast<ScaleMode>(scale_mode);
@@ -62,7 +62,7 @@ std::shared_ptr<BoundFormat> make_format(int code, int dim, int scale_mode, int 
   if (format.scale_mode == ScaleMode::kChannel)
     require(block_tokens > 0 && block_tokens % kBlockTokens == 0 && page_tokens % block_tokens == 0,
             "blocks of channel scales have a multiple of 16 tokens and fill the page");
-  if (format.code == Code::kTable4) {
+  if (format.code == Code::kTable4 || format.code == Code::kTable2) {
     require(table && table->size() == 16, "a table has 16 floats");
     for (int i = 0; i < 16; ++i) bound->table[i] = table->data()[i];
   }
@@ -119,8 +119,8 @@ std::int64_t take_segments(const Segments& from, int rows, int kv_heads, int dim
   return end;
 }
 
-void attend_bound(FloatArray query, const Segments& keys, const Segments& values, OutArray out, int kv_heads,
-                  float scaling, float softcap, std::optional<FloatArray> sinks, std::int64_t own_column,
+void attend_bound(FloatArray query, std::optional<FloatArray> coded_query, const Segments& keys, const Segments& values, OutArray out, std::optional<OutArray> coded_out,
+                  int kv_heads, float scaling, float softcap, std::optional<FloatArray> sinks, std::int64_t own_column,
                   std::optional<MaskArray> mask, int threads, const std::string& instruction_set) {
   require(query.ndim() == 4 && out.ndim() == 4, "query and out are [rows, query_heads, queries, dim]");
   for (int axis = 0; axis < 3; ++axis) require(query.shape(axis) == out.shape(axis), "query and out differ in shape");
@@ -129,6 +129,14 @@ void attend_bound(FloatArray query, const Segments& keys, const Segments& values
   AttentionCall call;
   call.query = query.data();
   call.out = out.data();
+  if (coded_query) {
+    require(coded_query->size() == query.size(), "coded_query and query differ in shape");
+    call.coded_query = coded_query->data();
+  }
+  if (coded_out) {
+    require(coded_out->size() == out.size(), "coded_out and out differ in shape");
+    call.coded_out = coded_out->data();
+  }
   call.rows = static_cast<int>(query.shape(0));
   call.kv_heads = kv_heads;
   call.ratio = heads / kv_heads;
@@ -179,7 +187,8 @@ NB_MODULE(_native, module) {
            "table"_a.none());
   nb::class_<BoundSegment>(module, "Segment")
       .def(nb::new_(&make_segment), "format"_a, "pages"_a, "start"_a, "begin"_a, "end"_a, "head_scale"_a.none());
-  module.def("attend", &attend_bound, "query"_a, "keys"_a, "values"_a, "out"_a, "kv_heads"_a, "scaling"_a, "softcap"_a,
+  module.def("attend", &attend_bound, "query"_a, "coded_query"_a.none(), "keys"_a,
+             "values"_a, "out"_a, "coded_out"_a.none(), "kv_heads"_a, "scaling"_a, "softcap"_a,
              "sinks"_a.none(), "own_column"_a, "mask"_a.none(), "threads"_a, "instruction_set"_a);
   module.def("instruction_sets", &instruction_sets);
   module.def("thread_source", &thread_source);

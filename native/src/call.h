@@ -17,6 +17,10 @@ constexpr int kMaxGroups = 32;  // of channels
 struct AttentionCall {
   const float* query = nullptr;  // [rows][kv_heads * ratio][queries][head_dim]
   float* out = nullptr;          // [rows][kv_heads * ratio][queries][value_dim]
+  // What coded keys are multiplied with, and the sums of coded values apart: where codes hold the channels of another
+  // basis (a rotation) than plain tokens. Null where they do not.
+  const float* coded_query = nullptr;
+  float* coded_out = nullptr;
   int rows = 0, kv_heads = 0, ratio = 0, queries = 0, head_dim = 0, value_dim = 0;
   float scaling = 1, softcap = 0;
   const float* sinks = nullptr;  // [kv_heads * ratio]
@@ -29,9 +33,9 @@ struct AttentionCall {
   const std::uint8_t* mask = nullptr;
   std::int64_t mask_row = 0, mask_head = 0, mask_query = 0;
 
-  const float* query_of(int row, int kv_head, int q) const {
+  const float* query_of(const float* all, int row, int kv_head, int q) const {
     const std::int64_t head = kv_head * ratio + q / queries;
-    return query + ((static_cast<std::int64_t>(row) * kv_heads * ratio + head) * queries + q % queries) * head_dim;
+    return all + ((static_cast<std::int64_t>(row) * kv_heads * ratio + head) * queries + q % queries) * head_dim;
   }
 
   void mask_scores(int row, int head, int q, std::int64_t low, std::int64_t high, float* scores) const {
@@ -50,7 +54,8 @@ struct AttentionCall {
 struct Partial {
   float largest;
   float total;
-  float* sums;  // [value_dim], in the order of channels
+  float* sums;        // [value_dim], in the order of channels
+  float* coded_sums;  // the same, of coded values; may be `sums`
 };
 
 }  // namespace kvassay

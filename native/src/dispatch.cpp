@@ -42,21 +42,25 @@ Workspace& workspace_of_thread() {
   return *work;
 }
 
-void merge(const AttentionCall& call, const Partial* ranges, int num_ranges, int queries, int q, float* out) {
+void merge(const AttentionCall& call, const Partial* ranges, int num_ranges, int queries, int q, float* out,
+           float* coded_out) {
   float largest = -INFINITY;
   for (int i = 0; i < num_ranges; ++i) largest = std::fmax(largest, ranges[i * queries + q].largest);
   float total = 0;
   for (int d = 0; d < call.value_dim; ++d) out[d] = 0;
+  for (int d = 0; coded_out && d < call.value_dim; ++d) coded_out[d] = 0;
   for (int i = 0; i < num_ranges; ++i) {
     const Partial& part = ranges[i * queries + q];
     if (part.largest == -INFINITY) continue;
     const float factor = std::exp(part.largest - largest);
     total += factor * part.total;
     for (int d = 0; d < call.value_dim; ++d) out[d] += factor * part.sums[d];
+    for (int d = 0; coded_out && d < call.value_dim; ++d) coded_out[d] += factor * part.coded_sums[d];
   }
   // A query that may look at nothing, as padding does, gets zeros.
   const float inverse = total > 0 ? 1.f / total : 0.f;
   for (int d = 0; d < call.value_dim; ++d) out[d] *= inverse;
+  for (int d = 0; coded_out && d < call.value_dim; ++d) coded_out[d] *= inverse;
 }
 
 }  // namespace
@@ -75,8 +79,12 @@ void attend(const AttentionCall& call, int threads, const std::string& instructi
   const int num_ranges = static_cast<int>((call.columns + kRangeTokens - 1) / kRangeTokens - first_range);
   const int heads = call.rows * call.kv_heads, items = heads * num_ranges;
   std::vector<Partial> partials(static_cast<std::size_t>(items) * queries);
-  std::vector<float> sums(partials.size() * static_cast<std::size_t>(call.value_dim));
-  for (std::size_t i = 0; i < partials.size(); ++i) partials[i].sums = sums.data() + i * call.value_dim;
+  const std::size_t apart = call.coded_out ? 2 : 1, dim = static_cast<std::size_t>(call.value_dim);
+  std::vector<float> sums(partials.size() * dim * apart);
+  for (std::size_t i = 0; i < partials.size(); ++i) {
+    partials[i].sums = sums.data() + i * apart * dim;
+    partials[i].coded_sums = partials[i].sums + (apart - 1) * dim;
+  }
   parallel_items(items, threads, [&](int item) {
     const int head = item / num_ranges, range = item % num_ranges;
     const std::int64_t bound = (first_range + range) * kRangeTokens;
@@ -86,8 +94,10 @@ void attend(const AttentionCall& call, int threads, const std::string& instructi
   });
   parallel_items(heads, threads, [&](int head) {
     const Partial* ranges = partials.data() + static_cast<std::size_t>(head) * num_ranges * queries;
-    float* out = call.out + static_cast<std::size_t>(head) * queries * call.value_dim;
-    for (int q = 0; q < queries; ++q) merge(call, ranges, num_ranges, queries, q, out + q * call.value_dim);
+    for (int q = 0; q < queries; ++q) {
+      const std::size_t place = (static_cast<std::size_t>(head) * queries + q) * dim;
+      merge(call, ranges, num_ranges, queries, q, call.out + place, call.coded_out ? call.coded_out + place : nullptr);
+    }
   });
 }
 

@@ -12,13 +12,19 @@ constexpr int code_bits(Code code) {
   switch (code) {
     case Code::kUint4:
     case Code::kTable4: return 4;
-    case Code::kUint2: return 2;
+    case Code::kUint2:
+    case Code::kTable2: return 2;
     case Code::kFloat16:
     case Code::kBFloat16: return 16;
     case Code::kFloat32: return 32;
     default: return 8;
   }
 }
+
+constexpr bool is_integer(Code code) {
+  return code == Code::kInt8 || code == Code::kUint8 || code == Code::kUint4 || code == Code::kUint2;
+}
+constexpr bool is_table(Code code) { return code == Code::kTable4 || code == Code::kTable2; }
 
 constexpr int codes_per_byte(Code code) { return code_bits(code) < 8 ? 8 / code_bits(code) : 1; }
 constexpr int codes_per_word(Code code) { return 32 / code_bits(code); }
@@ -51,8 +57,8 @@ KV_INLINE typename S::Floats element(typename S::Ints word, const typename S::Ta
   } else if constexpr (kCode == Code::kFloat8E4M3) {
     return S::top_e4m3(S::template shift_left32<24 - 8 * kElement>(word));
   } else {
-    static_assert(kCode == Code::kTable4, "integers are not taken one by one");
-    return S::look_up(table, S::template shift_right32<4 * kElement>(word));
+    static_assert(is_table(kCode), "integers are not taken one by one");
+    return S::look_up(table, S::template shift_right32<code_bits(kCode) * kElement>(word));
   }
 }
 

@@ -135,7 +135,7 @@ KV_INLINE void float_scores(const TileFormat& format, const std::uint8_t* tile, 
   const int groups = format.groups(), group_words = words / groups;
   const std::uint8_t* lines = tile + static_cast<std::size_t>(block) * words * 64;
   typename S::Table table{};
-  if constexpr (kCode == Code::kTable4) table = S::load_table(format.table);
+  if constexpr (is_table(kCode)) table = S::load_table(format.table);
   Floats total[kVectors * kRows];
   unroll<kVectors * kRows>([&](auto i) KV_LAMBDA { total[i] = S::zero(); });
   for (int g = 0; g < groups; ++g) {
@@ -178,7 +178,7 @@ KV_INLINE void float_scores(const TileFormat& format, const std::uint8_t* tile, 
 template <class S, Code kCode, int kRows, int kVectors>
 KV_INLINE void block_scores(const TileFormat& format, const std::uint8_t* tile, int block, const KeyQueries& q,
                             float* const* out, std::ptrdiff_t ahead) {
-  if constexpr (kCode == Code::kInt8 || kCode == Code::kUint4 || kCode == Code::kUint2)
+  if constexpr (is_integer(kCode))
     integer_scores<S, kCode, kRows, kVectors>(format, tile, block, q, out, ahead);
   else
     float_scores<S, kCode, kRows, kVectors>(format, tile, block, q, out, ahead);

@@ -15,6 +15,8 @@ enum class Code : int {
   kFloat16 = 5,
   kBFloat16 = 6,
   kFloat32 = 7,
+  kUint8 = 8,
+  kTable2 = 9,  // 2-bit index into 4 floats, which the table repeats
 };
 
 enum class ScaleMode : int {
@@ -47,7 +49,8 @@ struct TileFormat {
     switch (code) {
       case Code::kUint4:
       case Code::kTable4: return 4;
-      case Code::kUint2: return 2;
+      case Code::kUint2:
+      case Code::kTable2: return 2;
       case Code::kFloat16:
       case Code::kBFloat16: return 16;
       case Code::kFloat32: return 32;
@@ -55,7 +58,9 @@ struct TileFormat {
     }
   }
   bool is_float() const { return bits() >= 16; }
-  bool is_integer() const { return code == Code::kInt8 || code == Code::kUint4 || code == Code::kUint2; }
+  bool is_integer() const {
+    return code == Code::kInt8 || code == Code::kUint8 || code == Code::kUint4 || code == Code::kUint2;
+  }
   int groups() const { return scale_mode == ScaleMode::kToken ? dim / group : 1; }
   int words() const { return dim * bits() / 32; }  // 4-byte words of a token's codes
 };

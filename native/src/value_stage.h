@@ -86,7 +86,7 @@ KV_INLINE void float_sums(const TileFormat& format, const std::uint8_t* tile, in
   using Floats = typename S::Floats;
   constexpr int kPerByte = codes_per_byte(kCode), kLanes = S::kLanes;
   typename S::Table table{};
-  if constexpr (kCode == Code::kTable4) table = S::load_table(format.table);
+  if constexpr (is_table(kCode)) table = S::load_table(format.table);
   Floats sum[kPerByte * kRows];
   unroll<kPerByte * kRows>([&](auto i) KV_LAMBDA { sum[i] = S::zero(); });
   const std::uint8_t* place = tile + static_cast<std::size_t>(column) * 4;
@@ -177,13 +177,13 @@ void value_stage(const TileFormat& format, const std::uint8_t* tile, int first, 
       for (int r = 0; r < kRows; ++r) {
         const float largest =
             scale_weights<S>(format, tile, g, low, high, given[r], work.scaled[r], &constants[r][g]);
-        if constexpr (kCode == Code::kInt8 || kCode == Code::kUint4 || kCode == Code::kUint2)
+        if constexpr (is_integer(kCode))
           work.unit[r] = round_weights<S>(work.scaled[r], low, high, largest,
                                           largest_step(format.page_tokens, largest_code(kCode)), work.pairs[r]);
       }
       const int end = (g + 1) * group_columns;
       int column = g * group_columns, slot = g * ((group_columns + kLanes - 1) / kLanes);
-      if constexpr (kCode == Code::kInt8 || kCode == Code::kUint4 || kCode == Code::kUint2) {
+      if constexpr (is_integer(kCode)) {
         constexpr int kWide = kPerByte * kRows <= 4 ? 2 : 1;
         for (; column + kWide * kLanes <= end; column += kWide * kLanes, slot += kWide)
           integer_sums<S, kCode, kRows, kWide>(tile, columns, column, slot, kLanes, low_quad, high_quad, work, sums, ahead);

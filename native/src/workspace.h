@@ -26,6 +26,7 @@ struct ValueWork {
 
 struct Workspace {
   alignas(64) float queries[kMaxQueries][kMaxDim];  // multiplied by the scaling
+  alignas(64) float coded_queries[kMaxQueries][kMaxDim];
   KeyBuffers keys[kMaxSegments];
   alignas(64) float coded[kMaxRows][kMaxSums];      // sums of coded values, in the order of lanes
   alignas(64) float constants[kMaxRows][kMaxGroups];
