@@ -35,7 +35,7 @@ from kvassay.formats.calibration import require_calibration
 class QuantizedCache(Cache):
     """A KV cache that stores packed codes.
 
-    Use it as `model.generate(..., past_key_values=QuantizedCache(model.config, "kivi-4"))`.
+    Use it as `model.generate(..., cache=QuantizedCache(model.config, "kivi-4"))`.
 
     `config` is the model's config; `kv_format` a KVFormat or its name. `calibration` gives static scales by layer for
     formats that need them. `on_clip="raise"` refuses values that saturate, `"count"` keeps and counts them.
