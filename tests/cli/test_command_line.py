@@ -119,7 +119,14 @@ def test_formats_lists_every_method_with_its_examples(capsys) -> None:
         (["verify", "MISSING"], "MISSING"),
         (["report", "MISSING", "--out", "x.html"], "MISSING"),
         (["assess", "MODEL", "--contract", "MISSING"], "MISSING"),
-        (["assess", "MODEL"], "--contract"),
+        (["assess", "MODEL"], "kvassay assess needs --contract (see kvassay assess --help)"),
+        (["assess", "MODEL", "--contract"], "kvassay assess needs a value for --contract (see kvassay assess --help)"),
+        (["formats", "kivi-4"], "kvassay formats takes no 'kivi-4' (see kvassay formats --help)"),
+        (["scales", "shw"], "(see kvassay scales --help)"),
+        (
+            ["bytes", "MODEL", "--format", "int4:group32"],
+            "the codec of one side; write kv=int4:group32, or k=...,v=...",
+        ),
         (["experiment", "attention-error"], "--out"),
     ],
 )

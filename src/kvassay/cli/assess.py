@@ -36,7 +36,7 @@ def assess(
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Judge KV formats for a model under a contract. Exit code 0 met, 1 breached, 3 inconclusive, 2 usage.
+    """Judge KV formats for a model under a contract. Exit code 0 met, 1 breached, 3 inconclusive, 2 no answer.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ def bytes_command(
     Parameters
     ----------
     model
-        Built-in name, folder with config.json, or .gguf file.
+        Built-in name, folder with config.json, .gguf file, or hub id.
     format
         KV format, for example kivi-4 or "k=int8:token-head,v=int4:group64"; repeat it to compare several.
     context

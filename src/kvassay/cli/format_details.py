@@ -266,7 +266,7 @@ def _print_side(title: str, side: dict[str, Any], shape: dict[str, Any], rates: 
     tokens = side["tokens_per_block"]
     print(
         f"  block    {tokens} token{'s' if tokens > 1 else ''} of one KV head, head size {shape['head_dim']}: "
-        f"{side['block_nbytes']:,} B; each array is stored apart, as [batch, heads, blocks, ...]"
+        f"{side['block_nbytes']:,} B; each array is stored apart: whole in a packed file, page by page in a cache"
     )
     rows = [
         [each["name"], each["offset"], each["nbytes"], each["dtype"], each["shape"],

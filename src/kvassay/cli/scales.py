@@ -106,7 +106,7 @@ def write(
     Parameters
     ----------
     model
-        Built-in name (smollm2-135m), transformers folder, .gguf file, or hub id.
+        Built-in name (smollm2-135m, gemma3-270m), transformers folder, .gguf file, or hub id.
     format
         A format with static scales, alike for keys and values, for example fp8-e4m3-tensor.
     out
