@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvassay.cli.app import run
+from kvassay.cli.assess import print_verdicts
 from kvassay.core.methods import methods as method_table
 
 CONTRACTS = Path(__file__).parents[2] / "contracts"
@@ -196,3 +197,9 @@ def test_r105_experiment_and_its_audit_from_the_command_line(tmp_path, capsys) -
 def test_module_and_script_are_the_same_command() -> None:
     done = subprocess.run([sys.executable, "-m", "kvassay", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0.1.0"
+
+
+@pytest.mark.parametrize(("alpha", "level"), [(0.05, "95%"), (0.025, "97.5%"), (0.1, "90%")])
+def test_the_level_of_the_bounds_is_the_contracts(alpha, level, capsys) -> None:
+    print_verdicts((), {}, 512, alpha)
+    assert f"  one-sided {level} bounds  " in capsys.readouterr().out
