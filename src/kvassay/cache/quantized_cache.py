@@ -142,24 +142,24 @@ class QuantizedCache(Cache):
             )
         layer = self.quantized_layers[layer_idx]
         self.quantized_layers[layer_idx - 1].require_whole()
-        self._require_even(layer)
+        self.require_even(layer)
         layer.hands_out_views = chosen_path(self.config, self._attention).path is AttentionPath.TILED
         return layer.update(key_states, value_states, *args, **kwargs)
 
-    def _require_even(self, layer: QuantizedLayer) -> None:
-        """Raise CacheStateError where a later layer holds fewer tokens than `layer`, before `layer` takes more.
+    def require_even(self, layer: QuantizedLayer | None = None) -> None:
+        """Raise CacheStateError where a later layer holds fewer tokens than `layer`, the first one if not given.
 
         Layers take a forward's tokens in order, so a later layer is behind only after a forward that an error ended.
-        Layers that never took a token, as ones that read the keys of others, do not count.
+        Layers that never took a token do not count.
         """
+        layer = layer or self.quantized_layers[0]
         last = next((each for each in reversed(self.quantized_layers) if each.columns), layer)
         if last.columns < layer.columns:
             held = [each.columns for each in self.quantized_layers]
-            lost = self.get_seq_length() - last.columns
             raise CacheStateError(
                 f"layer {held.index(layer.columns)} holds {layer.columns} tokens and layer {held.index(last.columns)} "
-                f"{last.columns}: an error ended the last forward between them; crop({-lost}) takes back what it "
-                "appended, reset() everything"
+                f"{last.columns}: an error ended the last forward between them; crop({last.columns - held[0]}) takes "
+                "back what it appended, reset() everything"
             )
 
     def explain(self) -> tuple[LayerPath, ...]:
@@ -198,7 +198,8 @@ class QuantizedCache(Cache):
 
         As in transformers the number is negative, and removing more than there are removes all. Tokens that stay are
         read as before. Where the removed ones had pushed others out of the recent window, those stay coded and the
-        window fills up again, unless `activate_past_recording` was called: then the crop leaves no trace. Raises
+        window fills up again, unless `activate_past_recording` was called: then the crop leaves no trace. Layers that an
+        error in the middle of a forward left with different lengths all get the length of the first, less these. Raises
         CacheStateError where a sliding layer cannot go back, before anything changes.
         """
         tokens_to_remove = whole_number(tokens_to_remove, "crop")
@@ -218,7 +219,10 @@ class QuantizedCache(Cache):
         return removed
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows, in this order; a row may come twice, and its copies share pages until they differ."""
+        """Keep these rows, in this order; a row may come twice, and its copies share pages until they differ.
+
+        A cache that keeps no row is empty, as after `reset`.
+        """
         rows = row_numbers(indices, max(0, self.batch_size))
         for layer in self.quantized_layers:
             layer.batch_select_indices(torch.tensor(rows, dtype=torch.long))
@@ -277,6 +281,8 @@ class QuantizedCache(Cache):
                 "the two caches have different offload, so their rows would lie under two limits; make both with the "
                 "same Offload object"
             )
+        self.require_even()
+        other.require_even()
         for mine, theirs in zip(self.quantized_layers, other.quantized_layers, strict=True):
             mine.take_rows(theirs)
 
@@ -302,8 +308,9 @@ class QuantizedCache(Cache):
         """Write the whole cache to one file (docs/spec/saved-cache.md), which replaces an existing one in one step.
 
         `revision` names the weights that made the cache (a commit, a digest), for `load` to compare. Raises
-        SavedCacheError where the file cannot be written.
+        SavedCacheError where the file cannot be written, CacheStateError where an error left the layers uneven.
         """
+        self.require_even()
         save_cache(self, Path(path), revision)
 
     @classmethod
