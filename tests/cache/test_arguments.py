@@ -28,7 +28,7 @@ def test_what_is_no_format_is_refused(given) -> None:
 
 @pytest.mark.parametrize("given", [None, "smollm2-135m", {"model_type": "llama"}])
 def test_what_is_no_config_is_refused(given) -> None:
-    with pytest.raises(GeometryError, match="was given as config; expected model.config"):
+    with pytest.raises(GeometryError, match=r"was given as config; expected model\.config"):
         QuantizedCache(given, "kivi-4")
 
 
@@ -45,7 +45,7 @@ def test_a_choice_that_does_not_exist_is_no_default(name) -> None:
 
 @pytest.mark.parametrize("given", [[], [-1], [1.5], ["a"], 5, torch.tensor(3), torch.tensor([1.7])])
 def test_padding_that_is_no_count_is_refused(given) -> None:
-    with pytest.raises(GeometryError, match="left_padding is .* expected a sequence of one count"):
+    with pytest.raises(GeometryError, match=r"left_padding is .* expected a sequence of one count"):
         QuantizedCache(CONFIG, "kivi-4", left_padding=given)
 
 

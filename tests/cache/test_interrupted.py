@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvassay.cache import QuantizedCache
+from kvassay.cache.page_pool import PagePool
 from kvassay.errors import CacheStateError
 from tests.tiny_models import VOCABULARY, tiny_model
 
@@ -148,6 +149,34 @@ def test_an_interrupt_that_freed_views_swallow_is_said_by_the_next_layer(model) 
     ):
         run(model, cache, tokens(20))
     assert isinstance(caught.value.__cause__, MemoryError)
+
+
+@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("number", [1, 70])
+def test_memory_that_ends_while_a_fork_appends_changes_nothing(text, rows, number, model) -> None:
+    """All slabs are taken before anything is written, those for copies of shared pages too."""
+    cache = QuantizedCache(model.config, text)
+    run(model, cache, tokens(101, rows=rows))
+    forks = [cache.fork() for _ in range(3)]
+    for each in forks[:2]:
+        each.batch_repeat_interleave(2)
+        run(model, each, tokens(1, rows=2 * rows))
+    refused = 0
+    for each in (*forks, cache):
+        layer = each.quantized_layers[0]
+        before = [layer.keys, layer.values]
+        keys = torch.randn(each.batch_size, 2, number, 64)
+        with mock.patch.object(PagePool, "_add_slab", side_effect=MemoryError("no room")):
+            try:
+                layer.update(keys, keys * 2)
+            except MemoryError:
+                refused += 1
+                assert _equal([layer.keys, layer.values], before)
+        if layer.columns == before[0].shape[2]:
+            layer.update(keys, keys * 2)
+        assert layer.keys.shape[2] == before[0].shape[2] + number
+    assert refused
 
 
 @pytest.mark.parametrize("text", FORMATS)

@@ -1,4 +1,4 @@
-"""What callers pass to a cache, checked where it enters: nothing is rounded, guessed or taken for a default in silence."""
+"""What callers pass to a cache, checked where it enters: nothing is rounded or taken for a default in silence."""
 
 from __future__ import annotations
 

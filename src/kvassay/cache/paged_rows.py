@@ -85,13 +85,6 @@ class PagedRows:
         """False after a block was cut; no further token can enter then."""
         return (self.end - self.start) % self.pool.layout.block_tokens == 0
 
-    def pages_to_add(self, tokens: int) -> int:
-        """The most pages that appending so many tokens takes from the pool, copies of shared ones included."""
-        page = self.pool.layout.tokens
-        last = self.start + self.table.shape[1] * page
-        copies = self.rows if self.end < last else 0
-        return copies + self.rows * max(0, -(-(self.end + tokens - last) // page))
-
     def append(self, arrays: Streams) -> None:
         """Take whole blocks: of each array `[rows, heads, blocks, *block_shape]`."""
         assert self.ends_on_block, "a cut run takes no tokens"
@@ -144,6 +137,15 @@ class PagedRows:
         """Pages of the held tokens from `token` on, `[rows, pages]`."""
         column = (max(token, self.first) - self.start) // self.pool.layout.tokens
         return self.table[:, column:]
+
+    def pages_given_up(self, dropped: int, written: bool) -> PageIds:
+        """Pages that this table no longer names once tokens before `dropped` are dropped and, where `written`, more
+        are appended, so that a last page that others share is copied."""
+        page, columns = self.pool.layout.tokens, self.table.shape[1]
+        first = max(self.first, min(dropped, self.end))
+        count = columns if first == self.end else (first - self.start) // page
+        last = columns - 1 if written and self.end < self.start + columns * page else columns
+        return np.concatenate((self.table[:, :count].ravel(), self.table[:, max(count, last) :].ravel()))
 
     def drop_before(self, token: int) -> None:
         """Forget tokens before `token`, and give back pages that hold none of the rest."""
@@ -226,3 +228,13 @@ class PagedRows:
             if self.pool.references(page)[0] > 1:
                 self.table[row, -1] = self.pool.copy(page)[0]
                 self.pool.release(page)
+
+
+def left_to_others(pool: PagePool, parts: Sequence[PagedRows], dropped: int, written: bool) -> int:
+    """Pages of `pool` that only others hold, once `parts` dropped tokens before `dropped` and were written to."""
+    tables = [part.table.ravel() for part in parts]
+    own = np.concatenate((np.zeros(0, np.int32), *tables))
+    if pool.num_references == len(own):
+        return 0
+    given_up = np.concatenate((np.zeros(0, np.int32), *(part.pages_given_up(dropped, written) for part in parts)))
+    return pool.held_besides(own, given_up)

@@ -198,9 +198,9 @@ class QuantizedCache(Cache):
 
         As in transformers the number is negative, and removing more than there are removes all. Tokens that stay are
         read as before. Where the removed ones had pushed others out of the recent window, those stay coded and the
-        window fills up again, unless `activate_past_recording` was called: then the crop leaves no trace. Layers that an
-        error in the middle of a forward left with different lengths all get the length of the first, less these. Raises
-        CacheStateError where a sliding layer cannot go back, before anything changes.
+        window fills up again, unless `activate_past_recording` was called: then the crop leaves no trace. Layers
+        of different length, as an error in the middle of a forward leaves them, are all cut to what the first then has.
+        Raises CacheStateError where a sliding layer cannot go back, before anything changes.
         """
         tokens_to_remove = whole_number(tokens_to_remove, "crop")
         if tokens_to_remove > 0:

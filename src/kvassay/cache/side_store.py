@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kvassay.cache.key_transform import KeyTransform, decode_keys
 from kvassay.cache.page_pool import PagePool
-from kvassay.cache.paged_rows import PagedRows
+from kvassay.cache.paged_rows import PagedRows, left_to_others
 from kvassay.cache.slab_storage import SlabStorage
 from kvassay.cache.stored_bytes import stored_nbytes
 from kvassay.core.geometry import Owner
@@ -320,10 +320,11 @@ class SideStore:
         if self.recording and plan.recent + block > 1 and not plan.spec.is_exact:
             exact_from = self._tail.first if self._tail is not None and self._tail.tokens else old_end
             kept_from = min(coded, max(exact_from, end - plan.recent - block - RECORDED_TOKENS))
-        self._reserve(values.shape[0], values.device, coded, end)
-        return Change(
+        change = Change(
             tokens, new_sinks, coded, dropped, first, encoded, kept_from, new[:, :, max(0, kept_from - old_end) :]
         )
+        self._reserve(values.shape[0], values.device, change)
+        return change
 
     def _encode_all(self, first: int, end: int, new: Tensor, new_begin: int) -> tuple[Encoded, ...]:
         """Tokens `first` to `end - 1`, from the tail and from `new`, whose first token has number `new_begin`."""
@@ -406,17 +407,24 @@ class SideStore:
         assert self._tail is not None, "prepare makes the parts"
         return self._tail.rows
 
-    def _reserve(self, rows: int, device: torch.device, coded: int, end: int) -> None:
-        """Take memory before anything changes. What is taken depends on the length alone."""
+    def _reserve(self, rows: int, device: torch.device, change: Change) -> None:
+        """Take memory before anything changes: by the length alone, and what others of a fork keep besides."""
         if self._tail is None or (not self.tokens and self._tail.rows != rows):
             slabs = None if self._slabs_for is None else self._slabs_for(self.coded_layout, device)
             self._coded_pool = PagePool(self.coded_layout, device, slabs)
             self._tail = PagedRows(PagePool(self.tail_layout, device), rows)
             self._sinks = PagedRows(PagePool(self.sinks_layout, device), rows)
         assert self._coded_pool is not None, "made with the tail"
-        coded_pages, tail_pages = coded_capacity(self.plan, coded), tail_capacity(self.plan, end)
-        self._coded_pool.ensure(rows * coded_pages)
-        self._tail.pool.ensure(rows * tail_pages)
+        assert self._sinks is not None, "made with the tail"
+        end = max(0, change.tokens - self.plan.sinks)
+        coded_pages, tail_pages = coded_capacity(self.plan, change.coded), tail_capacity(self.plan, end)
+        has_sinks = bool(change.new_sinks.shape[2] or self._sinks.tokens)
+        for pool, count, parts, dropped, written in (
+            (self._coded_pool, coded_pages, self._runs, change.dropped, bool(change.encoded)),
+            (self._tail.pool, tail_pages, [self._tail], change.kept_from, change.new_tail.shape[2] > 0),
+            (self._sinks.pool, int(has_sinks), [self._sinks], 0, change.new_sinks.shape[2] > 0),
+        ):
+            pool.ensure(rows * count + left_to_others(pool, parts, dropped, written))
         self._tail.columns_to_keep = tail_pages
         self._coded_columns = coded_pages
 
