@@ -105,16 +105,6 @@ class PagePool:
         return self._references[pages]
 
     @_alone
-    def held_besides(self, own: PageIds, given_up: PageIds) -> int:
-        """Pages that others hold and that are not in `own`, or in `own` and in `given_up`; `own` has one entry for each
-        reference of the caller."""
-        mine = np.bincount(own, minlength=len(self._references))
-        others = self._references > mine
-        stays = mine > 0
-        stays[given_up] = False
-        return int(np.count_nonzero(others & ~stays))
-
-    @_alone
     def reserve(self, count: int) -> None:
         """Have at least `count` free pages. This and `ensure` take memory; nothing else can fail for it."""
         missing = count - self.num_free

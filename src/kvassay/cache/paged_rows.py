@@ -138,14 +138,20 @@ class PagedRows:
         column = (max(token, self.first) - self.start) // self.pool.layout.tokens
         return self.table[:, column:]
 
-    def pages_given_up(self, dropped: int, written: bool) -> PageIds:
-        """Pages that this table no longer names once tokens before `dropped` are dropped and, where `written`, more
-        are appended, so that a last page that others share is copied."""
-        page, columns = self.pool.layout.tokens, self.table.shape[1]
-        first = max(self.first, min(dropped, self.end))
-        count = columns if first == self.end else (first - self.start) // page
-        last = columns - 1 if written and self.end < self.start + columns * page else columns
-        return np.concatenate((self.table[:, :count].ravel(), self.table[:, max(count, last) :].ravel()))
+    def pages_to_take(self, first: int, end: int, dropped: int) -> int:
+        """Pages that appending tokens `first` to `end - 1` takes once tokens before `dropped` are dropped, copies of a
+        shared last page included."""
+        if first >= end:
+            return 0
+        page, last = self.pool.layout.tokens, self.start + self.table.shape[1] * self.pool.layout.tokens
+        if max(self.first, dropped) >= self.end:
+            return self.rows * (-((self.start - end) // page) - (first - self.start) // page)
+        copies = 0
+        if self.end < last:
+            pages, mine = np.unique(self.table[:, -1], return_counts=True)
+            # Of rows that share a page with nobody else, one keeps it.
+            copies = int(np.minimum(mine, self.pool.references(pages) - 1).sum())
+        return copies + self.rows * max(0, -((last - end) // page))
 
     def drop_before(self, token: int) -> None:
         """Forget tokens before `token`, and give back pages that hold none of the rest."""
@@ -228,13 +234,3 @@ class PagedRows:
             if self.pool.references(page)[0] > 1:
                 self.table[row, -1] = self.pool.copy(page)[0]
                 self.pool.release(page)
-
-
-def left_to_others(pool: PagePool, parts: Sequence[PagedRows], dropped: int, written: bool) -> int:
-    """Pages of `pool` that only others hold, once `parts` dropped tokens before `dropped` and were written to."""
-    tables = [part.table.ravel() for part in parts]
-    own = np.concatenate((np.zeros(0, np.int32), *tables))
-    if pool.num_references == len(own):
-        return 0
-    given_up = np.concatenate((np.zeros(0, np.int32), *(part.pages_given_up(dropped, written) for part in parts)))
-    return pool.held_besides(own, given_up)

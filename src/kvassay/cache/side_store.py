@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kvassay.cache.key_transform import KeyTransform, decode_keys
 from kvassay.cache.page_pool import PagePool
-from kvassay.cache.paged_rows import PagedRows, left_to_others
+from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.slab_storage import SlabStorage
 from kvassay.cache.stored_bytes import stored_nbytes
 from kvassay.core.geometry import Owner
@@ -418,13 +418,19 @@ class SideStore:
         assert self._sinks is not None, "made with the tail"
         end = max(0, change.tokens - self.plan.sinks)
         coded_pages, tail_pages = coded_capacity(self.plan, change.coded), tail_capacity(self.plan, end)
-        has_sinks = bool(change.new_sinks.shape[2] or self._sinks.tokens)
-        for pool, count, parts, dropped, written in (
-            (self._coded_pool, coded_pages, self._runs, change.dropped, bool(change.encoded)),
-            (self._tail.pool, tail_pages, [self._tail], change.kept_from, change.new_tail.shape[2] > 0),
-            (self._sinks.pool, int(has_sinks), [self._sinks], 0, change.new_sinks.shape[2] > 0),
+        self._coded_pool.ensure(rows * coded_pages)
+        self._tail.pool.ensure(rows * tail_pages)
+        # Where others hold pages of a pool too, its length does not say what is free.
+        new_tail, sinks = change.new_tail.shape[2], self._sinks.end
+        run = self._runs[-1] if self._runs and self._runs[-1].ends_on_block else PagedRows(self._coded_pool, rows)
+        first_encoded = change.first_encoded if change.encoded else change.coded
+        for part, own, first, last, dropped in (
+            (run, self._runs, first_encoded, change.coded, change.dropped),
+            (self._tail, [self._tail], end - new_tail, end, change.kept_from),
+            (self._sinks, [self._sinks], sinks, sinks + change.new_sinks.shape[2], 0),
         ):
-            pool.ensure(rows * count + left_to_others(pool, parts, dropped, written))
+            if part.pool.num_references > sum(each.table.size for each in own):
+                part.pool.reserve(part.pages_to_take(first, last, dropped))
         self._tail.columns_to_keep = tail_pages
         self._coded_columns = coded_pages
 
