@@ -105,6 +105,12 @@ def test_formats_lists_every_method_with_its_examples(capsys) -> None:
     [
         (["bytes", "MODEL", "--format", "kivi-5"], "format 'kivi-5' is unknown; did you mean 'kivi-4'?"),
         (["bytes", "MODEL", "--format", "int4-g64", "--context", "0"], "context"),
+        (["bytes", "MODEL", "--format", "int4-g64", "--context", "1.5"], "--context: '1.5' is not a whole number"),
+        (["bytes", "MODEL", "--format", "int4-g64", "--batch", "2.0"], "--batch: '2.0' is not a whole number"),
+        (["capacity", "MODEL", "--format", "f16", "--budget", "1GiB", "--context", "1e3"], "is not a whole number"),
+        (["formats", "--head-dim", "64.4"], "--head-dim: '64.4' is not a whole number"),
+        (["doctor", "MODEL", "--tokens", "99.5"], "--tokens: '99.5' is not a whole number"),
+        (["scales", "write", "MODEL", "--format", "f16", "--out", "x", "--seed", "0.5"], "'0.5' is not a whole number"),
         (
             ["bytes", "MODEL", "--format", "kv=int4:group48"],
             "head_dim 64 is not a multiple of group 48; use group 32 or 64",

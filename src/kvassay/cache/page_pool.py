@@ -8,7 +8,10 @@ the affair of its storage (`slab_storage`): in memory, or for a part of the time
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -22,8 +25,27 @@ PageIds = NDArray[np.int32]
 """Page numbers of a pool, any shape."""
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _alone(method: Callable[Concatenate[PagePool, _P], _T]) -> Callable[Concatenate[PagePool, _P], _T]:
+    """One thread at a time; again by the thread that is inside, since freed rows give pages back at any moment."""
+
+    @wraps(method)
+    def locked(self: PagePool, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return locked
+
+
 class PagePool:
-    """Pages of one side of one head group. Sequences of any number of caches may share it."""
+    """Pages of one side of one head group. Sequences of any number of caches may share it.
+
+    Forks in different threads share pools too: which page is whose is decided by one thread at a time. A page's bytes
+    need no lock, since they are written only while one sequence holds the page.
+    """
 
     def __init__(
         self, layout: PageLayout, device: torch.device | str = "cpu", storage: SlabStorage | None = None
@@ -31,11 +53,19 @@ class PagePool:
         self.layout = layout
         self.device = torch.device(device)
         self._storage: SlabStorage = MemorySlabs(layout.nbytes, self.device) if storage is None else storage
+        self._lock = threading.RLock()
         self._next_slab = 0
         self._references = np.zeros(0, np.int32)
         self._slab_of = np.zeros(0, np.int32)
         """Slab of each page; −1 for a number whose slab was given back."""
         self._place_of = np.zeros(0, np.int32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     @property
     def slabs(self) -> tuple[Tensor, ...]:
@@ -74,12 +104,14 @@ class PagePool:
     def references(self, pages: PageIds) -> NDArray[np.int32]:
         return self._references[pages]
 
+    @_alone
     def reserve(self, count: int) -> None:
         """Have at least `count` free pages. This and `ensure` take memory; nothing else can fail for it."""
         missing = count - self.num_free
         if missing > 0:
             self._add_slab(missing)
 
+    @_alone
     def ensure(self, count: int) -> None:
         """Have at least `count` pages in all."""
         self._storage.check()
@@ -87,6 +119,7 @@ class PagePool:
         if missing > 0:
             self._add_slab(missing)
 
+    @_alone
     def allocate(self, count: int) -> PageIds:
         """`count` pages with one reference each, all bytes zero."""
         self.reserve(count)
@@ -96,9 +129,11 @@ class PagePool:
             self._storage.clear(part)
         return pages
 
+    @_alone
     def retain(self, pages: PageIds) -> None:
         np.add.at(self._references, pages.ravel(), 1)
 
+    @_alone
     def release(self, pages: PageIds) -> None:
         np.subtract.at(self._references, pages.ravel(), 1)
         assert (self._references >= 0).all(), "a page is released once for each reference"
@@ -116,13 +151,14 @@ class PagePool:
         """Say that what was to be read ahead was read."""
         self._storage.drop_ahead()
 
+    @_alone
     def trim(self) -> None:
         """Give back slabs whose pages are all free."""
         for number in np.unique(self._slab_of[self._slab_of >= 0]):
             members = self._slab_of == number
             if not self._references[members].any():
-                self._storage.drop(int(number))
                 self._slab_of[members] = -1
+                self._storage.drop(int(number))
         used = np.flatnonzero(self._slab_of >= 0)
         end = int(used[-1]) + 1 if len(used) else 0
         self._references, self._slab_of, self._place_of = (
@@ -237,18 +273,22 @@ class PagePool:
     def _on_device(self, places: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(places).to(self.device)
 
+    @_alone
     def _free_ids(self) -> NDArray[np.int64]:
         return np.flatnonzero((self._references == 0) & (self._slab_of >= 0))
 
+    @_alone
     def _add_slab(self, count: int) -> None:
         """Pages in one slab, or in several where the storage takes only shorter ones."""
         most = self._storage.most_pages or count
         for pages in (min(most, count - begin) for begin in range(0, count, most)):
-            self._storage.add(self._next_slab, pages)
-            self._references = np.append(self._references, np.zeros(pages, np.int32))
-            self._slab_of = np.append(self._slab_of, np.full(pages, self._next_slab, np.int32))
-            self._place_of = np.append(self._place_of, np.arange(pages, dtype=np.int32))
-            self._next_slab += 1
+            number = self._next_slab
+            self._storage.add(number, pages)
+            references = np.append(self._references, np.zeros(pages, np.int32))
+            slab_of = np.append(self._slab_of, np.full(pages, number, np.int32))
+            place_of = np.append(self._place_of, np.arange(pages, dtype=np.int32))
+            # Together: an interrupt between them would leave other forks a pool whose arrays differ in length.
+            self._next_slab, self._references, self._slab_of, self._place_of = number + 1, references, slab_of, place_of
 
 
 def _row_step(places: NDArray[np.int64]) -> int | None:

@@ -41,8 +41,8 @@ class PagedRows:
         """Tokens `first` to `end - 1` that lie in pages of `pool`, which get one reference more for each entry."""
         rows = cls(pool, table.shape[0], start, first)
         rows.end, rows.columns_to_keep = end, columns_to_keep
+        pool.retain(table)  # first: what an interrupt leaves half-done may keep a page too long, never give one away
         rows.table = table
-        pool.retain(table)
         return rows
 
     def __del__(self) -> None:
@@ -84,13 +84,6 @@ class PagedRows:
     def ends_on_block(self) -> bool:
         """False after a block was cut; no further token can enter then."""
         return (self.end - self.start) % self.pool.layout.block_tokens == 0
-
-    def pages_to_add(self, tokens: int) -> int:
-        """The most pages that appending so many tokens takes from the pool, copies of shared ones included."""
-        page = self.pool.layout.tokens
-        last = self.start + self.table.shape[1] * page
-        copies = self.rows if self.end < last else 0
-        return copies + self.rows * max(0, -(-(self.end + tokens - last) // page))
 
     def append(self, arrays: Streams) -> None:
         """Take whole blocks: of each array `[rows, heads, blocks, *block_shape]`."""
@@ -145,15 +138,31 @@ class PagedRows:
         column = (max(token, self.first) - self.start) // self.pool.layout.tokens
         return self.table[:, column:]
 
+    def pages_to_take(self, first: int, end: int, dropped: int) -> int:
+        """Pages that appending tokens `first` to `end - 1` takes once tokens before `dropped` are dropped, copies of a
+        shared last page included."""
+        if first >= end:
+            return 0
+        page, last = self.pool.layout.tokens, self.start + self.table.shape[1] * self.pool.layout.tokens
+        if max(self.first, dropped) >= self.end:
+            return self.rows * (-((self.start - end) // page) - (first - self.start) // page)
+        copies = 0
+        if self.end < last:
+            pages, mine = np.unique(self.table[:, -1], return_counts=True)
+            # Of rows that share a page with nobody else, one keeps it.
+            copies = int(np.minimum(mine, self.pool.references(pages) - 1).sum())
+        return copies + self.rows * max(0, -((last - end) // page))
+
     def drop_before(self, token: int) -> None:
         """Forget tokens before `token`, and give back pages that hold none of the rest."""
         self.first = max(self.first, min(token, self.end))
         page = self.pool.layout.tokens
         count = self.table.shape[1] if self.first == self.end else (self.first - self.start) // page
         if count:
-            self.pool.release(self.table[:, :count])
+            left = self.table[:, :count]
             self.table = self.table[:, count:].copy()
             self.start += count * page
+            self.pool.release(left)
         if not self.table.shape[1]:
             self._restart(self.first)
 
@@ -163,8 +172,9 @@ class PagedRows:
         page = self.pool.layout.tokens
         kept = -(-(self.end - self.start) // page) if self.end > self.first else 0
         if kept < self.table.shape[1]:
-            self.pool.release(self.table[:, kept:])
+            left = self.table[:, kept:]
             self.table = self.table[:, :kept].copy()
+            self.pool.release(left)
         if not kept:
             self._restart(self.end)
 
@@ -179,8 +189,8 @@ class PagedRows:
             # A fork of all rows shares the table too, until one of the two changes it.
             chosen = PagedRows(self.pool, len(rows), self.start, self.first)
             chosen.end, chosen.columns_to_keep = self.end, self.columns_to_keep
+            self.pool.retain(self.table)
             chosen._columns, chosen._used = self._columns, self._used
-            self.pool.retain(chosen.table)
             return chosen
         table = self.table[np.asarray(rows, np.int64)]
         return PagedRows.of_table(self.pool, table, self.start, self.first, self.end, self.columns_to_keep)

@@ -320,10 +320,11 @@ class SideStore:
         if self.recording and plan.recent + block > 1 and not plan.spec.is_exact:
             exact_from = self._tail.first if self._tail is not None and self._tail.tokens else old_end
             kept_from = min(coded, max(exact_from, end - plan.recent - block - RECORDED_TOKENS))
-        self._reserve(values.shape[0], values.device, coded, end)
-        return Change(
+        change = Change(
             tokens, new_sinks, coded, dropped, first, encoded, kept_from, new[:, :, max(0, kept_from - old_end) :]
         )
+        self._reserve(values.shape[0], values.device, change)
+        return change
 
     def _encode_all(self, first: int, end: int, new: Tensor, new_begin: int) -> tuple[Encoded, ...]:
         """Tokens `first` to `end - 1`, from the tail and from `new`, whose first token has number `new_begin`."""
@@ -406,17 +407,30 @@ class SideStore:
         assert self._tail is not None, "prepare makes the parts"
         return self._tail.rows
 
-    def _reserve(self, rows: int, device: torch.device, coded: int, end: int) -> None:
-        """Take memory before anything changes. What is taken depends on the length alone."""
+    def _reserve(self, rows: int, device: torch.device, change: Change) -> None:
+        """Take memory before anything changes: by the length alone, and what others of a fork keep besides."""
         if self._tail is None or (not self.tokens and self._tail.rows != rows):
             slabs = None if self._slabs_for is None else self._slabs_for(self.coded_layout, device)
             self._coded_pool = PagePool(self.coded_layout, device, slabs)
             self._tail = PagedRows(PagePool(self.tail_layout, device), rows)
             self._sinks = PagedRows(PagePool(self.sinks_layout, device), rows)
         assert self._coded_pool is not None, "made with the tail"
-        coded_pages, tail_pages = coded_capacity(self.plan, coded), tail_capacity(self.plan, end)
+        assert self._sinks is not None, "made with the tail"
+        end = max(0, change.tokens - self.plan.sinks)
+        coded_pages, tail_pages = coded_capacity(self.plan, change.coded), tail_capacity(self.plan, end)
         self._coded_pool.ensure(rows * coded_pages)
         self._tail.pool.ensure(rows * tail_pages)
+        # Where others hold pages of a pool too, its length does not say what is free.
+        new_tail, sinks = change.new_tail.shape[2], self._sinks.end
+        run = self._runs[-1] if self._runs and self._runs[-1].ends_on_block else PagedRows(self._coded_pool, rows)
+        first_encoded = change.first_encoded if change.encoded else change.coded
+        for part, own, first, last, dropped in (
+            (run, self._runs, first_encoded, change.coded, change.dropped),
+            (self._tail, [self._tail], end - new_tail, end, change.kept_from),
+            (self._sinks, [self._sinks], sinks, sinks + change.new_sinks.shape[2], 0),
+        ):
+            if part.pool.num_references > sum(each.table.size for each in own):
+                part.pool.reserve(part.pages_to_take(first, last, dropped))
         self._tail.columns_to_keep = tail_pages
         self._coded_columns = coded_pages
 
