@@ -136,8 +136,9 @@ def _storage_nbytes(cache: QuantizedCache) -> list[int]:
                     storages[slab.untyped_storage().data_ptr()] = slab.untyped_storage().nbytes()
                 for records in (pool._references, pool._slab_of, pool._place_of):
                     storages[id(records)] = records.nbytes
-            for rows in (*store._runs, store._tail, store._sinks):
-                storages[id(rows)] = rows._columns.nbytes
+            for _, _, parts in store.paged_parts(False):
+                for rows in parts:
+                    storages[id(rows)] = rows._columns.nbytes
     return list(storages.values())
 
 

@@ -2,8 +2,9 @@
 
 A page belongs to every sequence whose block table names it. It is written only while one sequence holds it; who shares
 it takes a copy first (`paged_rows`). Nothing is ever reallocated: more pages are further slabs, together exactly as
-long as the pages that are missing, and a slab whose pages are all free can be given back. Where a slab's bytes lie is
-the affair of its storage (`slab_storage`): in memory, or for a part of the time on disk.
+long as the pages that are missing, and a slab whose pages are all free can be given back; its page numbers are given
+out again. Where a slab's bytes lie is the affair of its storage (`slab_storage`): in memory, or for a part of the time
+on disk.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvassay.cache.page_regions import column_runs, run_view, slab_view
 from kvassay.cache.slab_storage import MemorySlabs, SlabPart, SlabStorage
 from kvassay.core.paging import PAGE_RECORD_NBYTES, PageLayout, Region
 
@@ -48,17 +50,26 @@ class PagePool:
     """
 
     def __init__(
-        self, layout: PageLayout, device: torch.device | str = "cpu", storage: SlabStorage | None = None
+        self,
+        layout: PageLayout,
+        device: torch.device | str = "cpu",
+        storage: SlabStorage | None = None,
+        by_column: bool = False,
     ) -> None:
         self.layout = layout
+        self.by_column = by_column
+        """Each column of a block table has slabs of its own, and who releases pages trims: for pages that come and go
+        at both ends of a sequence, all rows of a column together."""
         self.device = torch.device(device)
         self._storage: SlabStorage = MemorySlabs(layout.nbytes, self.device) if storage is None else storage
         self._lock = threading.RLock()
         self._next_slab = 0
         self._references = np.zeros(0, np.int32)
         self._slab_of = np.zeros(0, np.int32)
-        """Slab of each page; −1 for a number whose slab was given back."""
+        """Slab of each page; −1 for a number that has no page now."""
         self._place_of = np.zeros(0, np.int32)
+        self._kept_numbers = 0
+        self._may_trim = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -105,11 +116,29 @@ class PagePool:
         return self._references[pages]
 
     @_alone
-    def reserve(self, count: int) -> None:
-        """Have at least `count` free pages. This and `ensure` take memory; nothing else can fail for it."""
+    def reserve(self, count: int, column: int | None = None) -> None:
+        """Have at least `count` free pages, by slabs of `column` pages or in one.
+
+        This, `hold` and `ensure` take memory; nothing else can fail for it.
+        """
         missing = count - self.num_free
-        if missing > 0:
-            self._add_slab(missing)
+        for begin in range(0, missing, column or max(1, missing)):
+            self._add_slab(min(column or missing, missing - begin))
+
+    @_alone
+    def hold(self, count: int, column: int | None = None) -> PageIds:
+        """`count` pages with one reference each, whatever they contain: nobody else can take them until `release`."""
+        self.reserve(count, column)
+        pages = self._free_ids()[:count].astype(np.int32)
+        self._references[pages] = 1
+        return pages
+
+    @_alone
+    def keep_numbers(self, count: int) -> None:
+        """Have at least `count` page numbers, with or without a page."""
+        self._kept_numbers = count
+        if (missing := count - len(self._references)) > 0:
+            self._add_numbers(missing)
 
     @_alone
     def ensure(self, count: int) -> None:
@@ -122,9 +151,7 @@ class PagePool:
     @_alone
     def allocate(self, count: int) -> PageIds:
         """`count` pages with one reference each, all bytes zero."""
-        self.reserve(count)
-        pages = self._free_ids()[:count].astype(np.int32)
-        self._references[pages] = 1
+        pages = self.hold(count)
         for part in self._by_slab(pages):
             self._storage.clear(part)
         return pages
@@ -137,7 +164,9 @@ class PagePool:
     def release(self, pages: PageIds) -> None:
         np.subtract.at(self._references, pages.ravel(), 1)
         assert (self._references >= 0).all(), "a page is released once for each reference"
-        self.close(pages.ravel()[self._references[pages.ravel()] == 0])
+        free = pages.ravel()[self._references[pages.ravel()] == 0]
+        self._may_trim |= bool(len(free))
+        self.close(free)
 
     def close(self, pages: PageIds) -> None:
         """These pages are full in all arrays, or free. Only closed pages are cold; written ones are open until then."""
@@ -153,17 +182,20 @@ class PagePool:
 
     @_alone
     def trim(self) -> None:
-        """Give back slabs whose pages are all free."""
-        for number in np.unique(self._slab_of[self._slab_of >= 0]):
-            members = self._slab_of == number
-            if not self._references[members].any():
-                self._slab_of[members] = -1
-                self._storage.drop(int(number))
+        """Give back slabs whose pages are all free; it costs nothing where no page came free since the last time."""
+        if not self._may_trim:
+            return
+        self._may_trim = False
+        gone = (self._slab_of >= 0) & ~np.isin(self._slab_of, self._slab_of[self._references > 0])
+        for number in np.unique(self._slab_of[gone]):
+            self._slab_of[self._slab_of == number] = -1
+            self._storage.drop(int(number))
         used = np.flatnonzero(self._slab_of >= 0)
-        end = int(used[-1]) + 1 if len(used) else 0
-        self._references, self._slab_of, self._place_of = (
-            array[:end].copy() for array in (self._references, self._slab_of, self._place_of)
-        )
+        end = max(self._kept_numbers, int(used[-1]) + 1 if len(used) else 0)
+        if end < len(self._references):
+            self._references, self._slab_of, self._place_of = (
+                array[:end].copy() for array in (self._references, self._slab_of, self._place_of)
+            )
 
     def copy(self, pages: PageIds) -> PageIds:
         """New pages with the same bytes; the old ones keep their references."""
@@ -208,6 +240,17 @@ class PagePool:
     def read_all(self, regions: Sequence[Region], pages: PageIds) -> list[Tensor]:
         """`read` of several arrays, for which each page is fetched once."""
         rows, count = pages.shape
+        memory = self._storage if isinstance(self._storage, MemorySlabs) else None
+        if memory is not None and (runs := column_runs(self._slab_of[pages], self._place_of[pages])):
+            # No index is needed, and one operation puts all runs side by side.
+            slabs = [memory.slab(run.slab) for run in runs]
+            return [
+                torch.cat(
+                    [run_view(self.layout, slab, region, run, rows) for slab, run in zip(slabs, runs, strict=True)],
+                    dim=2,
+                ).flatten(2, 3)
+                for region in regions
+            ]
         ids = pages.ravel()
         found = [
             torch.empty(
@@ -218,21 +261,15 @@ class PagePool:
             for region in regions
         ]
         for slab, places, picked in self._storage.read(self._by_slab(ids)):
-            row_step = _row_step(places.reshape(rows, count)) if len(picked) == len(ids) else None
+            row, column = torch.as_tensor(picked // count), torch.as_tensor(picked % count)
             for region, out in zip(regions, found, strict=True):
                 # [rows, k, heads, blocks, nbytes] as a view of what is returned, so that one copy puts all in place.
                 target = out.permute(0, 2, 1, 3, 4)
-                stored = self._region(slab, region)
-                if row_step is not None:
-                    # Pages of a prefill lie side by side: no index is needed.
-                    steps = (row_step * stored.stride(0), *stored.stride())
-                    begin = stored.storage_offset() + int(places[0]) * stored.stride(0)
-                    target.copy_(stored.as_strided((rows, count, *stored.shape[1:]), steps, begin))
-                elif len(picked) == len(ids):
-                    target.copy_(stored[self._on_device(places)].unflatten(0, (rows, count)))
+                stored = slab_view(self.layout, slab, region)[self._on_device(places)]
+                if len(picked) == len(ids):
+                    target.copy_(stored.unflatten(0, (rows, count)))
                 else:
-                    row, column = torch.as_tensor(picked // count), torch.as_tensor(picked % count)
-                    target[row, column] = stored[self._on_device(places)]
+                    target[row, column] = stored
         return [out.flatten(2, 3) for out in found]
 
     def _put(self, pages: PageIds, raw: Tensor) -> None:
@@ -243,22 +280,11 @@ class PagePool:
         """`part` `[len(ids), heads, places, nbytes]` into the pages `ids`."""
         for target in self._by_slab(ids):
             source = part if len(target.picked) == len(ids) else part[torch.as_tensor(target.picked)]
-            view = self._region(self._storage.write(target), region)[:, :, places]
+            view = slab_view(self.layout, self._storage.write(target), region)[:, :, places]
             if len(ids) == 1:
                 view[int(target.places[0])] = source[0]
             else:
                 view[self._on_device(target.places)] = source
-
-    def _region(self, slab: Tensor, region: Region) -> Tensor:
-        """`[pages, heads, blocks, block_nbytes]`, a view."""
-        layout = self.layout
-        nbytes = layout.blocks * region.block_nbytes
-        if region.shared:
-            part = slab[:, None, region.offset : region.offset + nbytes]
-        else:
-            tiles = slab[:, : layout.kv_heads * layout.tile_nbytes].unflatten(1, (layout.kv_heads, layout.tile_nbytes))
-            part = tiles[:, :, region.offset : region.offset + nbytes]
-        return part.unflatten(2, (layout.blocks, region.block_nbytes))
 
     def _by_slab(self, ids: PageIds) -> Iterator[SlabPart]:
         """Each slab that has some of them."""
@@ -282,20 +308,25 @@ class PagePool:
         """Pages in one slab, or in several where the storage takes only shorter ones."""
         most = self._storage.most_pages or count
         for pages in (min(most, count - begin) for begin in range(0, count, most)):
-            number = self._next_slab
+            number, numbers = self._next_slab, np.flatnonzero(self._slab_of < 0)[:pages]
             self._storage.add(number, pages)
-            references = np.append(self._references, np.zeros(pages, np.int32))
-            slab_of = np.append(self._slab_of, np.full(pages, number, np.int32))
-            place_of = np.append(self._place_of, np.arange(pages, dtype=np.int32))
+            missing = pages - len(numbers)
+            numbers = np.append(numbers, np.arange(missing) + len(self._slab_of))
+            references, slab_of, place_of = self._longer(missing)
+            slab_of[numbers] = number
+            place_of[numbers] = np.arange(pages, dtype=np.int32)
             # Together: an interrupt between them would leave other forks a pool whose arrays differ in length.
             self._next_slab, self._references, self._slab_of, self._place_of = number + 1, references, slab_of, place_of
+            self._may_trim = True
 
+    def _add_numbers(self, count: int) -> None:
+        self._references, self._slab_of, self._place_of = self._longer(count)
 
-def _row_step(places: NDArray[np.int64]) -> int | None:
-    """Distance of the rows where each row's places follow each other and rows lie evenly, forwards; else None."""
-    if not places.size or (places.shape[1] > 1 and (np.diff(places, axis=1) != 1).any()):
-        return None
-    steps = np.diff(places[:, 0])
-    if not len(steps):
-        return 0
-    return int(steps[0]) if steps[0] >= 0 and (steps == steps[0]).all() else None
+    def _longer(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Copies of the arrays with room for `count` more numbers, which have no page."""
+        zeros = np.zeros(count, np.int32)
+        return (
+            np.append(self._references, zeros),
+            np.append(self._slab_of, zeros - 1),
+            np.append(self._place_of, zeros),
+        )

@@ -49,6 +49,8 @@ class PagedRows:
         # A cache that is no longer used gives its pages back to those that share the pool.
         if self._used and not sys.is_finalizing():
             self.pool.release(self.table)
+            if self.pool.by_column:
+                self.pool.trim()
 
     @property
     def table(self) -> PageIds:
@@ -85,6 +87,24 @@ class PagedRows:
         """False after a block was cut; no further token can enter then."""
         return (self.end - self.start) % self.pool.layout.block_tokens == 0
 
+    def pages_to_append(self, end: int) -> int:
+        """Pages that appending tokens up to `end` takes, copies of shared ones included."""
+        page = self.pool.layout.tokens
+        if end <= self.end:
+            return 0
+        last = self.start + self._used * page
+        new = self.rows * max(0, -(-(end - last) // page))
+        if self.end >= last:
+            return new
+        # Of rows that share a page, one keeps it unless somebody else reads it.
+        pages, counts = np.unique(self.table[:, -1], return_counts=True)
+        return new + self.rows - int(np.count_nonzero(self.pool.references(pages) == counts))
+
+    def pages_freed_before(self, token: int) -> int:
+        """Pages that come free where `drop_before(token)` follows."""
+        dropped, counts = np.unique(self.table[:, : self._columns_before(token)], return_counts=True)
+        return int(np.count_nonzero(self.pool.references(dropped) == counts))
+
     def append(self, arrays: Streams) -> None:
         """Take whole blocks: of each array `[rows, heads, blocks, *block_shape]`."""
         assert self.ends_on_block, "a cut run takes no tokens"
@@ -103,7 +123,9 @@ class PagedRows:
             self._own_last_page()
         missing = max(0, -(-(self.end + tokens - last) // layout.tokens))
         if missing:
-            fresh = self.pool.allocate(self.rows * missing).reshape(self.rows, missing)
+            fresh = self.pool.allocate(self.rows * missing)
+            # Free pages come in the order of their slabs.
+            fresh = fresh.reshape(missing, self.rows).T if self.pool.by_column else fresh.reshape(self.rows, missing)
             self.table = np.concatenate((self.table, fresh), axis=1)
         column = (self.end - self.start) // layout.tokens
         first_block = (self.end - self.start) % layout.tokens // layout.block_tokens
@@ -138,30 +160,14 @@ class PagedRows:
         column = (max(token, self.first) - self.start) // self.pool.layout.tokens
         return self.table[:, column:]
 
-    def pages_to_take(self, first: int, end: int, dropped: int) -> int:
-        """Pages that appending tokens `first` to `end - 1` takes once tokens before `dropped` are dropped, copies of a
-        shared last page included."""
-        if first >= end:
-            return 0
-        page, last = self.pool.layout.tokens, self.start + self.table.shape[1] * self.pool.layout.tokens
-        if max(self.first, dropped) >= self.end:
-            return self.rows * (-((self.start - end) // page) - (first - self.start) // page)
-        copies = 0
-        if self.end < last:
-            pages, mine = np.unique(self.table[:, -1], return_counts=True)
-            # Of rows that share a page with nobody else, one keeps it.
-            copies = int(np.minimum(mine, self.pool.references(pages) - 1).sum())
-        return copies + self.rows * max(0, -((last - end) // page))
-
     def drop_before(self, token: int) -> None:
         """Forget tokens before `token`, and give back pages that hold none of the rest."""
+        count = self._columns_before(token)
         self.first = max(self.first, min(token, self.end))
-        page = self.pool.layout.tokens
-        count = self.table.shape[1] if self.first == self.end else (self.first - self.start) // page
         if count:
             left = self.table[:, :count]
             self.table = self.table[:, count:].copy()
-            self.start += count * page
+            self.start += count * self.pool.layout.tokens
             self.pool.release(left)
         if not self.table.shape[1]:
             self._restart(self.first)
@@ -215,6 +221,10 @@ class PagedRows:
     def raw(self) -> Tensor:
         """Bytes of the held pages, a copy `[rows, pages, page_nbytes]`."""
         return self.pool.raw(self.table.ravel()).unflatten(0, self.table.shape)
+
+    def _columns_before(self, token: int) -> int:
+        """Columns without a token that is still held once those before `token` are forgotten."""
+        return self._used if token >= self.end else max(0, token - self.start) // self.pool.layout.tokens
 
     def _restart(self, token: int) -> None:
         """No page is held: the next one begins at a page bound, counted as before."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from kvassay.cache.page_pool import PageIds, PagePool
 from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.quantized_cache import QuantizedCache
-from kvassay.cache.side_store import SideParts, SideStore
+from kvassay.cache.side_store import SideParts, SideStore, tail_pool
 from kvassay.core.prefix_blocks import BlockArray, BlockGrid, SideGrid
 from kvassay.errors import CacheStateError
 
@@ -190,5 +190,5 @@ def _share(side: SideGrid, blocks: Sequence[BlockPages], store: SideStore) -> No
     else:
         held = blocks[0][f"{side.name}.sinks"]
         sinks = PagedRows.of_table(held.pool, held.pages[None], 0, 0, side.plan.sinks)
-    store.parts = SideParts(pool, (run,), PagedRows(PagePool(store.tail_layout, pool.device), 1), sinks)
+    store.parts = SideParts(pool, (run,), PagedRows(tail_pool(store.tail_layout, pool.device), 1), sinks)
     store.tokens, store.coded, store.dropped = side.plan.sinks + coded, coded, dropped

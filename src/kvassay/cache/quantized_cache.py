@@ -22,7 +22,7 @@ from kvassay.cache.model_keys import key_transforms as key_transforms_of
 from kvassay.cache.offload import Offload, OffloadCounts
 from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
-from kvassay.cache.side_store import OnClip
+from kvassay.cache.side_codec import OnClip
 from kvassay.cache.stored_bytes import stored_nbytes
 from kvassay.core.geometry import LayerGeometry, Owner, geometry_from_config
 from kvassay.core.kv_format import KVFormat, head_groups

@@ -25,7 +25,9 @@ from kvassay.cache.cohorts import Cohort, LayerCalibration, StoredHeads, row_num
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.offload import Offload
 from kvassay.cache.packed_view import NewTokens, SeenTokens
-from kvassay.cache.side_store import Change, OnClip, SideStore
+from kvassay.cache.side_append import Change
+from kvassay.cache.side_codec import OnClip
+from kvassay.cache.side_store import SideStore
 from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
 from kvassay.errors import CacheStateError, GeometryError

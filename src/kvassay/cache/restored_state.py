@@ -27,9 +27,9 @@ from kvassay.cache.side_state import (
     sinks_tokens,
     tail_tokens,
 )
-from kvassay.cache.side_store import SideParts, SideStore
+from kvassay.cache.side_store import SideParts, SideStore, tail_pool
 from kvassay.core.paging import PageLayout, layout_id
-from kvassay.core.saved_header import Part, SavedLayer, SavedPool, SavedStore, pages_name, table_name
+from kvassay.core.saved_header import Part, SavedLayer, SavedStore, pages_name, table_name
 from kvassay.errors import CacheStateError, SavedCacheError
 from kvassay.formats.container import StoredArray
 
@@ -110,14 +110,15 @@ class LayerPlan:
     def read(self, source: ArraySource, device: torch.device, left_padding: tuple[int, ...] | None) -> LayerState:
         """The layer with its pages, on `device`."""
         tables = {each.name: self._table(each, source) for each in self._tables}
-        self._check_numbers(tables)
-        pools = [PagePool(self._layout(number), device) for number in range(len(self._saved.pools))]
-        for number, (pool, saved) in enumerate(zip(pools, self._saved.pools, strict=True)):
-            self._read_pages(pool, saved, pages_name(self._index, number), source)
+        begins = self._check_numbers(tables)
+        pools = [self._empty_pool(number, device) for number in range(len(self._saved.pools))]
+        pages = [_allocated(pool, begin) for pool, begin in zip(pools, begins, strict=True)]
+        for number, (pool, held) in enumerate(zip(pools, pages, strict=True)):
+            self._read_pages(pool, held, pages_name(self._index, number), source)
         parts: list[list[PagedRows]] = [[] for _ in pools]
 
         def rows(each: _Table) -> PagedRows:
-            table = tables.get(each.name, np.zeros((each.rows, 0), np.int32))
+            table = pages[each.pool][tables.get(each.name, np.zeros((each.rows, 0), np.int32))]
             made = PagedRows.of_table(pools[each.pool], table, *each.tokens)
             parts[each.pool].append(made)
             return made
@@ -126,9 +127,9 @@ class LayerPlan:
             restore_side(each.store, self._state(each, pools, rows))
         for number, pool in enumerate(pools):
             # Reading held one reference to each page; from here on only the block tables do.
-            pool.release(np.arange(self._saved.pools[number].pages, dtype=np.int32))
-            if self._saved.pools[number].pages:
-                _check_pages(pool, parts[number], pages_name(self._index, number))
+            pool.release(pages[number])
+            if len(pages[number]):
+                _check_pages(pool, pages[number], parts[number], pages_name(self._index, number))
         return LayerState(
             self._saved.columns,
             getattr(torch, self._saved.dtype),
@@ -199,8 +200,11 @@ class LayerPlan:
     def _table(self, each: _Table, source: ArraySource) -> PageIds:
         return np.frombuffer(source.whole(each.name), "<i4").astype(np.int32).reshape(each.rows, each.columns)
 
-    def _check_numbers(self, tables: dict[str, PageIds]) -> None:
-        """Raise SavedCacheError unless tables number the pages of each pool as a writer does."""
+    def _check_numbers(self, tables: dict[str, PageIds]) -> list[NDArray[np.int64]]:
+        """Raise SavedCacheError unless tables number the pages of each pool as a writer does.
+
+        Returns the first token of each page of each pool.
+        """
         named = [0] * len(self._saved.pools)
         entries = [0] * len(self._saved.pools)
         begins: list[NDArray[np.int64]] = [np.full(pool.pages, -1, np.int64) for pool in self._saved.pools]
@@ -226,11 +230,16 @@ class LayerPlan:
                 raise self._wrong(f"pool {number} has {pool.pages} pages, of which tables name {named[number]}")
             if entries[number] > _MAX_ENTRIES:
                 raise self._wrong(f"pool {number} is named {entries[number]} times; at most {_MAX_ENTRIES} are counted")
+        return begins
 
-    def _read_pages(self, pool: PagePool, saved: SavedPool, name: str, source: ArraySource) -> None:
-        if not saved.pages:
+    def _empty_pool(self, number: int, device: torch.device) -> PagePool:
+        layout = self._layout(number)
+        return tail_pool(layout, device) if self._saved.pools[number].part == "tail" else PagePool(layout, device)
+
+    def _read_pages(self, pool: PagePool, pages: PageIds, name: str, source: ArraySource) -> None:
+        if not len(pages):
             return
-        pages, width = pool.allocate(saved.pages), pool.layout.nbytes
+        width = pool.layout.nbytes
         chunks = list(page_chunks(pool, pages))
         sizes = ((chunk.stop - chunk.start) * width for chunk in chunks)
         for chunk, piece in zip(chunks, source.pieces(name, sizes), strict=True):
@@ -260,9 +269,19 @@ def _named(layer: int, cohort: int, place: int) -> Callable[[str], str]:
     return lambda part: table_name(layer, cohort, place, part)
 
 
-def _check_pages(pool: PagePool, parts: list[PagedRows], name: str) -> None:
+def _allocated(pool: PagePool, begins: NDArray[np.int64]) -> PageIds:
+    """Pages of an empty pool for those of a file, whose first tokens are `begins`; columns of a tail by themselves."""
+    if not pool.by_column:
+        return pool.allocate(len(begins))
+    pages = np.zeros(len(begins), np.int32)
+    _, counts = np.unique(begins, return_counts=True)
+    if len(counts):
+        pages[np.argsort(begins, kind="stable")] = np.concatenate([pool.allocate(int(count)) for count in counts])
+    return pages
+
+
+def _check_pages(pool: PagePool, pages: PageIds, parts: list[PagedRows], name: str) -> None:
     """Raise SavedCacheError where pages hold more than tokens, or floats that no cache stores."""
-    pages: PageIds = np.arange(pool.num_pages, dtype=np.int32)
     filled = filled_blocks(pool, pages, parts)
     for chunk, clean in zip(page_chunks(pool, pages), written_bytes(pool, pages, filled), strict=True):
         raw: Tensor = pool.raw(pages[chunk])

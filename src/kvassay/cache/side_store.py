@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvassay.cache.key_transform import KeyTransform, decode_keys
+from kvassay.cache.coded_runs import CodedRuns
+from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.page_pool import PagePool
 from kvassay.cache.paged_rows import PagedRows
+from kvassay.cache.side_append import Change, reserve
+from kvassay.cache.side_codec import OnClip, SideCodec
 from kvassay.cache.slab_storage import SlabStorage
 from kvassay.cache.stored_bytes import stored_nbytes
 from kvassay.core.geometry import Owner
@@ -39,36 +41,16 @@ from kvassay.core.paging import (
 )
 from kvassay.core.spec import FloatDtype
 from kvassay.core.workspace import CHUNK_ELEMENTS
-from kvassay.errors import CacheStateError, KvassayError, RangeError
-from kvassay.formats import Calibration, Encoded, quantizer
-from kvassay.formats.base import Streams, decode_as, require_finite
+from kvassay.errors import CacheStateError, KvassayError
+from kvassay.formats import Calibration
+from kvassay.formats.base import Streams, require_finite
 from kvassay.formats.floating import round_to
-
-OnClip = Literal["raise", "count"]
 
 SlabsFor = Callable[[PageLayout, torch.device], SlabStorage]
 """Makes the storage of a pool of coded pages."""
 
 RECORDED_TOKENS = 256
 """While recording, a crop of up to this many tokens finds everything as it was."""
-
-
-class Change(NamedTuple):
-    """An append that is worked out and not yet made. Token numbers count from the end of the sinks."""
-
-    tokens: int
-    """Tokens of the store after it."""
-    new_sinks: Tensor
-    coded: int
-    """End of the coded tokens."""
-    dropped: int
-    """Coded tokens before it leave a sliding layer."""
-    first_encoded: int
-    encoded: tuple[Encoded, ...]
-    kept_from: int
-    """Exact copies are held from here on."""
-    new_tail: Tensor
-    """The last of the new values, which enter the tail."""
 
 
 class SideParts(NamedTuple):
@@ -109,11 +91,7 @@ class SideStore:
         self.clipped_values = 0
         self.encoded_values = 0
         self.recording = False
-        self._quantizer = quantizer(plan.spec)
-        self._calibration = calibration
-        # Plain floats are stored as they are: only codes gain from another form of the key.
-        self._key_transform = None if plan.spec.is_exact else key_transform
-        self._on_clip: OnClip = on_clip
+        self._codec = SideCodec(plan, calibration, key_transform, on_clip)
         self._name = name
         self._slabs_for = slabs_for
         self._entry_dtype: str = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
@@ -121,12 +99,9 @@ class SideStore:
         self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim)
         self.tail_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, TAIL_PAGE_TOKENS)
         self.sinks_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, max(1, plan.sinks))
-        self._runs: list[PagedRows] = []
-        """Coded tokens; more than one run only after a block was cut."""
+        self._coded: CodedRuns | None = None
         self._tail: PagedRows | None = None
         self._sinks: PagedRows | None = None
-        self._coded_pool: PagePool | None = None
-        self._coded_columns = 0
 
     @property
     def batch(self) -> int:
@@ -154,8 +129,8 @@ class SideStore:
     @property
     def pools(self) -> Iterator[PagePool]:
         """Real storages; a fork shares them."""
-        if self._coded_pool is not None:
-            yield self._coded_pool
+        if self._coded is not None:
+            yield self._coded.pool
         for part in (self._tail, self._sinks):
             if part is not None:
                 yield part.pool
@@ -165,23 +140,20 @@ class SideStore:
         """The pages themselves, not a copy; None while no token is held."""
         if not self.tokens:
             return None
-        assert self._coded_pool is not None, "made with the first token"
-        assert self._tail is not None, "made with the first token"
-        assert self._sinks is not None, "made with the first token"
-        return SideParts(self._coded_pool, self.coded_pages, self._tail, self._sinks)
+        coded, tail, sinks = self._made_parts()
+        return SideParts(coded.pool, coded.held, tail, sinks)
 
     @parts.setter
     def parts(self, parts: SideParts | None) -> None:
         """Take pages as they are; the caller sets the counts of tokens that belong to them."""
-        self._coded_pool = None if parts is None else parts.coded_pool
-        self._runs = [] if parts is None else list(parts.runs)
+        self._coded = None if parts is None else CodedRuns(parts.coded_pool, parts.tail.rows, parts.runs)
         self._tail = None if parts is None else parts.tail
         self._sinks = None if parts is None else parts.sinks
 
     @property
     def coded_pages(self) -> tuple[PagedRows, ...]:
         """The coded tokens: one run, and more only after blocks were cut."""
-        return tuple(run for run in self._runs if run.tokens)
+        return () if self._coded is None else self._coded.held
 
     def append(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> None:
         """Add tokens. On an error nothing is added."""
@@ -207,14 +179,13 @@ class SideStore:
 
     def read_ahead(self, begin: int) -> None:
         """Say that tokens from `begin` on are read next, so that offloaded pages of theirs are fetched meanwhile."""
-        if self._coded_pool is not None and self._runs:
-            pages = [run.pages_from(begin - self.plan.sinks).ravel() for run in self._runs]
-            self._coded_pool.read_ahead(np.concatenate(pages))
+        if self._coded is not None:
+            self._coded.read_ahead(begin - self.plan.sinks)
 
     def drop_ahead(self) -> None:
         """Give back memory of what was read ahead and not taken, as after a crop."""
-        if self._coded_pool is not None:
-            self._coded_pool.drop_ahead()
+        if self._coded is not None:
+            self._coded.pool.drop_ahead()
 
     def prepare(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> Change:
         """All of an append that can fail; changes nothing that is read. `commit` then takes its result."""
@@ -224,31 +195,28 @@ class SideStore:
             raise type(error)(f"{self._name}: {error}") from error
 
     def commit(self, change: Change) -> None:
-        """Take what `prepare` made. Nothing here can fail, so several stores change together."""
-        assert self._tail is not None, "prepare makes the parts"
-        assert self._sinks is not None, "prepare makes the parts"
-        self._tail.make_room()
+        """Take what `prepare` made, and the pages that it holds for it, so that several stores change together."""
+        coded, tail, sinks = self._made_parts()
+        tail.columns_to_keep = tail_capacity(self.plan, max(0, change.tokens - self.plan.sinks))
+        tail.pool.keep_numbers(tail.rows * tail.columns_to_keep)
+        tail.make_room()
+        change.reserved.release()
         if change.new_sinks.shape[2]:
-            self._sinks.append(_float_streams(change.new_sinks))
-        self._drop_coded(change.dropped)
-        self._tail.drop_before(change.kept_from)
+            sinks.append(_float_streams(change.new_sinks))
+        coded.drop_before(change.dropped)
+        tail.drop_before(change.kept_from)
+        first = change.first_encoded if change.encoded else change.coded
+        coded.append(first, change.encoded, coded_capacity(self.plan, change.coded))
+        self.clipped_values += sum(piece.clipped_values for piece in change.encoded)
         if change.encoded:
-            run = self._open_run(change.first_encoded)
-            for piece in change.encoded:
-                run.append(piece.streams)
-                self.clipped_values += piece.clipped_values
-            self.encoded_values += (change.coded - change.first_encoded) * self._rows * self.kv_heads * self.dim
-        elif not self._runs and self._coded_columns:
-            # All coded tokens left a sliding layer at once; its block table is there for the next ones.
-            self._open_run(change.coded)
-        if len(self._runs) == 1:
-            self._runs[0].columns_to_keep = self._coded_columns
-            self._runs[0].make_room()
+            self.encoded_values += (change.coded - first) * tail.rows * self.kv_heads * self.dim
         new_tail = change.new_tail.shape[2]
         if new_tail:
-            if not self._tail.tokens:
-                self._tail.begin_at(change.tokens - self.plan.sinks - new_tail)
-            self._tail.append(_float_streams(change.new_tail))
+            if not tail.tokens:
+                tail.begin_at(change.tokens - self.plan.sinks - new_tail)
+            tail.append(_float_streams(change.new_tail))
+        # Only now, so that pages which left at one end were there for the other.
+        tail.pool.trim()
         self.tokens, self.coded, self.dropped = change.tokens, change.coded, change.dropped
 
     def may_crop_to(self, tokens: int) -> bool:
@@ -258,33 +226,31 @@ class SideStore:
 
     def crop(self, tokens: int) -> None:
         """Forget all but the first `tokens` tokens, and exact copies that were recorded for a crop."""
-        if self._tail is None or self._sinks is None:
+        if self._tail is None:
             return
         if not self.may_crop_to(tokens):
             raise CacheStateError(
                 f"{self._name}: a sliding layer that holds tokens from {self.first_token} on cannot be cropped to "
                 f"{tokens}; call activate_past_recording() first"
             )
+        coded, tail, sinks = self._made_parts()
         self.tokens = min(self.tokens, tokens)
         left = max(0, self.tokens - self.plan.sinks)
-        self._sinks.drop_from(self.sink_tokens)
-        coded = self._coded_after_crop(left)
-        for run in self._runs:
-            run.drop_from(coded)
-        self._runs = [run for run in self._runs if run.tokens]
-        self._tail.drop_from(left)
-        self.coded = coded
-        self.dropped = min(self.dropped, coded)
-        self._drop_coded(self._dropped_after(self.tokens, coded))
-        self.dropped = self._dropped_after(self.tokens, coded)
-        self._tail.drop_before(coded)
+        sinks.drop_from(self.sink_tokens)
+        self.coded = self._coded_after_crop(left)
+        coded.drop_from(self.coded)
+        tail.drop_from(left)
+        self.dropped = min(self.dropped, self.coded)
+        self.dropped = self._dropped_after(self.tokens, self.coded)
+        coded.drop_before(self.dropped)
+        tail.drop_before(self.coded)
         for pool in self.pools:
             pool.trim()
 
     def select(self, rows: Sequence[int]) -> SideStore:
         """A store of some rows, in this order, that shares their pages until one of the two writes."""
         chosen = copy.copy(self)
-        chosen._runs = [run.select(rows) for run in self._runs]
+        chosen._coded = None if self._coded is None else self._coded.select(rows)
         chosen._tail = None if self._tail is None else self._tail.select(rows)
         chosen._sinks = None if self._sinks is None else self._sinks.select(rows)
         return chosen
@@ -295,8 +261,8 @@ class SideStore:
 
     def paged_parts(self, skipped_layer: bool) -> Iterator[tuple[PagePool, Owner | None, list[PagedRows]]]:
         """(pool, owner of its bytes if all have one, rows) of each part."""
-        if self._coded_pool is not None:
-            yield self._coded_pool, Owner.SKIPPED_LAYERS if skipped_layer else None, self._runs
+        if self._coded is not None:
+            yield self._coded.pool, Owner.SKIPPED_LAYERS if skipped_layer else None, list(self._coded.all)
         for part, owner in ((self._tail, Owner.WINDOW), (self._sinks, Owner.SINKS)):
             if part is not None:
                 yield part.pool, owner, [part]
@@ -313,48 +279,34 @@ class SideStore:
         dropped = self._dropped_after(tokens, coded)
         # Blocks that would leave a sliding layer at once are not encoded.
         first = self.coded + max(0, min(dropped, coded) - self.coded) // block * block
-        encoded = self._encode_all(first, coded, new, old_end) if coded > first else ()
-        self._check_clipped(encoded)
+        encoded = self._codec.encode(first, coded, new, old_end, self._waiting)
         kept_from = coded
         # Codes of single tokens without a window are cut as exactly as floats are; all else needs its exact copies.
         if self.recording and plan.recent + block > 1 and not plan.spec.is_exact:
             exact_from = self._tail.first if self._tail is not None and self._tail.tokens else old_end
             kept_from = min(coded, max(exact_from, end - plan.recent - block - RECORDED_TOKENS))
-        change = Change(
-            tokens, new_sinks, coded, dropped, first, encoded, kept_from, new[:, :, max(0, kept_from - old_end) :]
+        new_tail = new[:, :, max(0, kept_from - old_end) :]
+        runs, tail, sinks = self._parts_for(values.shape[0], values.device)
+        # Coded pages that a sliding layer leaves are used again: what it keeps depends on the length alone.
+        runs.pool.ensure(tail.rows * coded_capacity(plan, coded))
+        reserved = reserve(
+            runs,
+            tail,
+            sinks,
+            sink_tokens=min(tokens, plan.sinks),
+            dropped=dropped,
+            first_encoded=first,
+            coded_end=coded,
+            kept_from=kept_from,
+            new_tail=new_tail.shape[2],
+            end=end,
         )
-        self._reserve(values.shape[0], values.device, change)
-        return change
+        return Change(tokens, new_sinks, coded, dropped, first, encoded, kept_from, new_tail, reserved)
 
-    def _encode_all(self, first: int, end: int, new: Tensor, new_begin: int) -> tuple[Encoded, ...]:
-        """Tokens `first` to `end - 1`, from the tail and from `new`, whose first token has number `new_begin`."""
-        block = self.plan.spec.tokens_per_block
-        rows = new.shape[0]
-        step = max(1, CHUNK_ELEMENTS // (rows * self.kv_heads * self.dim * block)) * block
-        pieces: list[Encoded] = []
-        for low in range(first, end, step):
-            high = min(low + step, end)
-            parts: list[Tensor] = []
-            if low < new_begin:
-                assert self._tail is not None, "older tokens are held"
-                waiting = self._tail.read(low, min(high, new_begin))["codes"]
-                parts.append(waiting.flatten(2, 3))
-            if high > new_begin:
-                parts.append(new[:, :, max(0, low - new_begin) : high - new_begin])
-            values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-            if self._key_transform is not None:
-                values = self._key_transform.forward(values, self.plan.sinks + low)
-            pieces.append(self._quantizer.encode(values, self._calibration))
-        return tuple(pieces)
-
-    def _check_clipped(self, encoded: Sequence[Encoded]) -> None:
-        clipped = sum(piece.clipped_values for piece in encoded)
-        if clipped and self._on_clip == "raise":
-            scale = "static" if self.plan.spec.needs_calibration else "unit"
-            raise RangeError(
-                f"{clipped} values saturate in {self.plan.spec.method} with a {scale} scale; use a "
-                "token-head format, or on_clip='count' to keep the saturated values and their count"
-            )
+    def _waiting(self, begin: int, end: int) -> Tensor:
+        """Exact values of tokens in the tail, counted from the end of the sinks."""
+        assert self._tail is not None, "older tokens are held"
+        return self._tail.read(begin, end)["codes"].flatten(2, 3)
 
     def _dropped_after(self, tokens: int, coded: int) -> int:
         """Coded tokens that no later query sees, in whole blocks."""
@@ -366,73 +318,30 @@ class SideStore:
 
     def _coded_after_crop(self, left: int) -> int:
         """End of the coded tokens once `left` tokens after the sinks remain: as few as exact copies allow."""
-        assert self._tail is not None, "the caller checks"
-        coded = min(self.coded, left)
-        if self._tail.tokens and self._tail.first < coded:
-            block = self.plan.spec.tokens_per_block
-            lowest = max(self._tail.first, max(0, left - self.plan.recent) // block * block)
-            for run in self._runs:
-                # Codes end where a block ends.
-                bound = run.start + -(-(max(lowest, run.first) - run.start) // block) * block
-                if bound <= run.end:
-                    coded = min(coded, bound)
-        return coded
+        coded, tail, _ = self._made_parts()
+        end = min(self.coded, left)
+        if not tail.tokens or tail.first >= end:
+            return end
+        block = self.plan.spec.tokens_per_block
+        lowest = max(tail.first, max(0, left - self.plan.recent) // block * block)
+        # Codes end where a block ends.
+        return coded.first_bound(lowest, end)
 
-    def _drop_coded(self, dropped: int) -> None:
-        for run in self._runs:
-            run.drop_before(dropped)
-        # One that lost all its tokens goes on where the next ones come, if pages still begin at the same bounds.
-        page = self.coded_layout.tokens
-        in_step = [run for run in self._runs if run.start % page == 0][:1]
-        self._runs = [run for run in self._runs if run.tokens] or in_step
+    def _made_parts(self) -> tuple[CodedRuns, PagedRows, PagedRows]:
+        """Coded tokens, tail and sinks."""
+        assert self._coded is not None, "made with the first append"
+        assert self._tail is not None, "made with the first append"
+        assert self._sinks is not None, "made with the first append"
+        return self._coded, self._tail, self._sinks
 
-    def _open_run(self, first: int) -> PagedRows:
-        """The run that takes a block whose first token is `first`."""
-        assert self._coded_pool is not None, "prepare makes the parts"
-        if self._runs and not self._runs[-1].tokens:
-            if first % self.plan.spec.tokens_per_block == 0:
-                self._runs[-1].begin_at(first)
-                return self._runs[-1]
-            self._runs.clear()
-        if self._runs and self._runs[-1].ends_on_block:
-            return self._runs[-1]
-        page = self.coded_layout.tokens
-        in_step = not self._runs and first % self.plan.spec.tokens_per_block == 0
-        start = first // page * page if in_step else first
-        self._runs.append(PagedRows(self._coded_pool, self._rows, start=start, first=first))
-        return self._runs[-1]
-
-    @property
-    def _rows(self) -> int:
-        assert self._tail is not None, "prepare makes the parts"
-        return self._tail.rows
-
-    def _reserve(self, rows: int, device: torch.device, change: Change) -> None:
-        """Take memory before anything changes: by the length alone, and what others of a fork keep besides."""
+    def _parts_for(self, rows: int, device: torch.device) -> tuple[CodedRuns, PagedRows, PagedRows]:
+        """The parts, made anew where nothing is held of so many rows."""
         if self._tail is None or (not self.tokens and self._tail.rows != rows):
             slabs = None if self._slabs_for is None else self._slabs_for(self.coded_layout, device)
-            self._coded_pool = PagePool(self.coded_layout, device, slabs)
-            self._tail = PagedRows(PagePool(self.tail_layout, device), rows)
+            self._coded = CodedRuns(PagePool(self.coded_layout, device, slabs), rows)
+            self._tail = PagedRows(tail_pool(self.tail_layout, device), rows)
             self._sinks = PagedRows(PagePool(self.sinks_layout, device), rows)
-        assert self._coded_pool is not None, "made with the tail"
-        assert self._sinks is not None, "made with the tail"
-        end = max(0, change.tokens - self.plan.sinks)
-        coded_pages, tail_pages = coded_capacity(self.plan, change.coded), tail_capacity(self.plan, end)
-        self._coded_pool.ensure(rows * coded_pages)
-        self._tail.pool.ensure(rows * tail_pages)
-        # Where others hold pages of a pool too, its length does not say what is free.
-        new_tail, sinks = change.new_tail.shape[2], self._sinks.end
-        run = self._runs[-1] if self._runs and self._runs[-1].ends_on_block else PagedRows(self._coded_pool, rows)
-        first_encoded = change.first_encoded if change.encoded else change.coded
-        for part, own, first, last, dropped in (
-            (run, self._runs, first_encoded, change.coded, change.dropped),
-            (self._tail, [self._tail], end - new_tail, end, change.kept_from),
-            (self._sinks, [self._sinks], sinks, sinks + change.new_sinks.shape[2], 0),
-        ):
-            if part.pool.num_references > sum(each.table.size for each in own):
-                part.pool.reserve(part.pages_to_take(first, last, dropped))
-        self._tail.columns_to_keep = tail_pages
-        self._coded_columns = coded_pages
+        return self._made_parts()
 
     def _parts(self, dtype: torch.dtype, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
         """(first token, end, values) of pieces that follow each other, each small enough to be worked on at once."""
@@ -440,13 +349,12 @@ class SideStore:
         for low, high in self._pieces(begin, min(end, sinks), 1):
             assert self._sinks is not None, "tokens are held"
             yield low, high, self._sinks.read(low, high)["codes"].flatten(2, 3).to(dtype)
-        for run in self._runs:
+        for run in self.coded_pages:
             low, high = max(begin, sinks + run.first), min(end, sinks + run.end)
             for one, other in self._pieces(low, high, self.coded_layout.tokens, sinks + run.start):
-                yield one, other, self._decode(run, one - sinks, other - sinks, dtype)
+                yield one, other, self._codec.decode(run, one - sinks, other - sinks, dtype)
         for low, high in self._pieces(max(begin, coded_end), end, TAIL_PAGE_TOKENS, sinks):
-            assert self._tail is not None, "tokens are held"
-            yield low, high, self._tail.read(low - sinks, high - sinks)["codes"].flatten(2, 3).to(dtype)
+            yield low, high, self._waiting(low - sinks, high - sinks).to(dtype)
 
     def _pieces(self, begin: int, end: int, page: int, start: int = 0) -> Iterator[tuple[int, int]]:
         """`begin` to `end` in pieces that end on page bounds, which are counted from `start`."""
@@ -456,16 +364,10 @@ class SideStore:
             yield begin, bound
             begin = bound
 
-    def _decode(self, run: PagedRows, begin: int, end: int, dtype: torch.dtype) -> Tensor:
-        streams = run.read(begin, end)
-        block = self.plan.spec.tokens_per_block
-        first = run.start + (begin - run.start) // block * block
-        if self._key_transform is None:
-            values = decode_as(self._quantizer, streams, dtype, self._calibration)
-        else:
-            position = self.plan.sinks + first
-            values = decode_keys(self._quantizer, streams, dtype, self._calibration, self._key_transform, position)
-        return values[:, :, begin - first : end - first]
+
+def tail_pool(layout: PageLayout, device: torch.device) -> PagePool:
+    """Pages of a tail: they are given back as soon as no row of their column needs them."""
+    return PagePool(layout, device, by_column=True)
 
 
 def _float_streams(values: Tensor) -> Streams:

@@ -107,6 +107,9 @@ class MemorySlabs:
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(self._slabs.values())
 
+    def slab(self, number: int) -> Tensor:
+        return self._slabs[number]
+
     def add(self, number: int, pages: int) -> None:
         self._slabs[number] = page_memory(pages, self._page_nbytes, device=self._device)
 

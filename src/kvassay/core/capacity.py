@@ -1,8 +1,8 @@
 """The largest batch, and the longest context, whose KV cache fits a memory budget: by formula, without torch.
 
-A cache that grows to N tokens passes every shorter length, and a per-channel format is at times larger just before a
-block of its window is packed than after. So "N tokens fit" means here that every length up to N fits. Bytes at equal
-phase of blocks and pages only rise with the length, hence the last period of them decides.
+A cache that grows to N tokens passes every shorter length, and it is larger just before waiting tokens are packed than
+after. So "N tokens fit" means here that every length up to N fits, and what a batch uses is its peak over these lengths
+(`core.fullest_length`), not what it takes at N.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
+from kvassay.core.fullest_length import RowGrowth
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import ByteLedger, predict_ledger
@@ -60,10 +61,12 @@ class LargestBatch(NamedTuple):
     batch: int
     limit: Limit
     used_nbytes: int
-    """Of the budget; 0 without a row."""
+    """Of the budget, at the fullest length on the way to the context; 0 without a row."""
     next_batch: int
     next_nbytes: int
-    """What the next batch would take: more than the budget."""
+    """What the next batch would take at that length: more than the budget."""
+    fullest_tokens: int
+    """That length."""
 
 
 class LargestContext(NamedTuple):
@@ -111,10 +114,11 @@ def check_context(geometry: CacheGeometry, context: int) -> None:
 def largest_batch(
     geometry: CacheGeometry, kv_format: KVFormat, budget: Budget, context: int, batch_step: int = 1
 ) -> LargestBatch:
-    """By doubling and bisection: bytes rise with the batch, and never fall while a cache grows (`core.paging`)."""
+    """By doubling and bisection: bytes rise with the batch, and the fullest length is the same for any."""
+    fullest = _growth(geometry, kv_format, budget).fullest_length(context)
 
     def used(batch: int) -> int:
-        return budget.used_nbytes(predict_ledger(geometry, kv_format, context, batch))
+        return budget.used_nbytes(predict_ledger(geometry, kv_format, fullest, batch))
 
     steps = _largest(lambda count: used(count * batch_step) <= budget.nbytes)
     batch = steps * batch_step
@@ -125,19 +129,26 @@ def largest_batch(
         used_nbytes=used(batch) if batch else 0,
         next_batch=batch + batch_step,
         next_nbytes=used(batch + batch_step),
+        fullest_tokens=fullest,
     )
 
 
 def largest_context(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget) -> LargestContext:
     """Longest context of one row, at most the model's own."""
+    growth = _growth(geometry, kv_format, budget)
 
     def fits(tokens: int) -> bool:
-        return budget.used_nbytes(predict_ledger(geometry, kv_format, tokens)) <= budget.nbytes
+        fullest = growth.fullest_length(tokens)
+        return budget.used_nbytes(predict_ledger(geometry, kv_format, fullest)) <= budget.nbytes
 
     by_bytes = _largest(fits, MOST_TOKENS)
     if geometry.max_context is not None and by_bytes >= geometry.max_context:
         return LargestContext(geometry.max_context, Limit.MODEL_CONTEXT, by_bytes)
     return LargestContext(by_bytes, Limit.SEARCH_END if by_bytes == MOST_TOKENS else Limit.BUDGET, by_bytes)
+
+
+def _growth(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget) -> RowGrowth:
+    return RowGrowth(geometry, kv_format, with_workspace=budget.holds is Holds.EVERYTHING)
 
 
 def _largest(fits: Callable[[int], bool], end: int | None = None) -> int:

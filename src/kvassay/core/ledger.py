@@ -25,8 +25,9 @@ from kvassay.core.paging import (
 )
 
 ASSUMPTIONS = (
-    "Persistent bytes are those of the arrays that this library's cache allocates: codes, scales, minimums, "
-    "full-precision window, sinks and skipped layers, and the unused end of the last page.",
+    "Persistent bytes are those of the arrays that this library's cache allocates at this length: codes, scales, "
+    "minimums, full-precision window, sinks and skipped layers, and the unused end of the last page. A shorter cache "
+    "may take more, just before waiting tokens are packed.",
     "Codes are tightly packed; the alignment of an array within its page is 64 bytes, and a page has no header.",
     f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by "
     f"pages of {TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
@@ -155,10 +156,10 @@ def _side_nbytes(
         nbytes[Owner.SKIPPED_LAYERS if skipped else region.stream.owner] += part
         filled += part
     allocated = batch * pages.coded_pages * coded.nbytes
-    all_pages = batch * pages.coded_pages
+    numbers = batch * pages.page_numbers
     for tokens_held, kept, page, owner in (
         (pages.tail_tokens, pages.tail_pages, TAIL_PAGE_TOKENS, Owner.WINDOW),
-        (pages.sink_tokens, bool(pages.sink_tokens), plan.sinks, Owner.SINKS),
+        (pages.sink_tokens, pages.sink_pages, plan.sinks, Owner.SINKS),
     ):
         if not kept:
             continue
@@ -167,7 +168,6 @@ def _side_nbytes(
         nbytes[owner] += part
         filled += part
         allocated += batch * kept * layout.nbytes
-        all_pages += batch * kept
     nbytes[Owner.PADDING] += allocated - filled
-    nbytes[Owner.BLOCK_TABLE] += all_pages * (PAGE_RECORD_NBYTES + TABLE_ENTRY_NBYTES)
+    nbytes[Owner.BLOCK_TABLE] += numbers * (PAGE_RECORD_NBYTES + TABLE_ENTRY_NBYTES)
     return {owner: count for owner, count in nbytes.items() if count}

@@ -141,15 +141,28 @@ class SidePages(NamedTuple):
     stored_tokens: int
     """Tokens read from codes."""
     tail_pages: int
-    """Allocated, which may be one more than holds tokens."""
+    """Those that hold tokens now."""
+    tail_numbers: int
+    """Page numbers kept for the tail: records and places in the block table, without their pages."""
     coded_pages: int
+    """Allocated; in a sliding layer up to one more than holds tokens."""
+
+    @property
+    def sink_pages(self) -> int:
+        return 1 if self.sink_tokens else 0
+
+    @property
+    def page_numbers(self) -> int:
+        """Each has a record and a place in a block table."""
+        return self.coded_pages + self.tail_numbers + self.sink_pages
 
 
 def side_pages(plan: SidePlan, tokens: int) -> SidePages:
     """Pages and tokens of a side.
 
-    Pages that the window or a sliding layer has left behind are used again, so what is allocated grows with the length
-    up to a bound and then stays. That makes it a function of the length, however the tokens came.
+    All of it is a function of the length, however the tokens came. The tail's pages are given back as soon as they hold
+    no token, so they rise and fall with the tokens that wait. Coded pages that a sliding layer has left behind are used
+    again, so they grow with the length up to a bound and then stay.
     """
     sinks = min(tokens, plan.sinks)
     committed = plan.committed_tokens(tokens)
@@ -158,13 +171,23 @@ def side_pages(plan: SidePlan, tokens: int) -> SidePages:
         sink_tokens=sinks,
         tail_tokens=after_sinks - committed,
         stored_tokens=committed - plan.dropped_tokens(tokens),
-        tail_pages=tail_capacity(plan, after_sinks),
+        tail_pages=tail_pages(plan, after_sinks),
+        tail_numbers=tail_capacity(plan, after_sinks),
         coded_pages=coded_capacity(plan, committed),
     )
 
 
+def tail_pages(plan: SidePlan, after_sinks: int) -> int:
+    """Tail pages that hold tokens of a sequence with `after_sinks` tokens after its sinks."""
+    coded = plan.committed_tokens(after_sinks + plan.sinks)
+    return -(-after_sinks // TAIL_PAGE_TOKENS) - coded // TAIL_PAGE_TOKENS if coded < after_sinks else 0
+
+
 def tail_capacity(plan: SidePlan, after_sinks: int) -> int:
-    """Tail pages that a sequence with `after_sinks` tokens after its sinks keeps allocated."""
+    """The most tail pages that a sequence has had once `after_sinks` tokens stand after its sinks.
+
+    Numbers of pages are kept up to this count, since a number cannot change while a block table names it.
+    """
     longest = plan.recent + plan.spec.tokens_per_block - 1
     if longest == 0:
         return 0
