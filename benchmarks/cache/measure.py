@@ -123,7 +123,7 @@ def measure(task: Task) -> Measured:
 
 
 def _step(model: Any, cache: Any, last: Tensor) -> Tensor:
-    logits = model(last, past_key_values=cache, use_cache=True).logits
+    logits = model(last, cache=cache, use_cache=True).logits
     return logits[:, -1:].argmax(-1)
 
 
@@ -147,7 +147,7 @@ Statistics = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def _kv_statistics(model: Any, token_ids: Tensor) -> list[Statistics]:
     """Of each layer, from what the model itself puts into a plain cache for some tokens."""
-    layers = model(token_ids, use_cache=True).past_key_values.layers
+    layers = model(token_ids, use_cache=True).cache.layers
     return [
         (
             layer.keys.mean((0, 2), keepdim=True),
@@ -186,5 +186,5 @@ def _model_parts(
     for start in range(0, task.context, task.chunk):
         held = storage_nbytes(cache)
         with watch_memory() as watch:
-            decoder(token_ids[:, start : start + task.chunk], past_key_values=cache, use_cache=True)
+            decoder(token_ids[:, start : start + task.chunk], cache=cache, use_cache=True)
         yield held, watch.peak.peak_nbytes

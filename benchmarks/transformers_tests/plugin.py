@@ -36,7 +36,7 @@ LEFT_OUT = {
     "export": "exports a DynamicCache or a StaticCache with torch.export",
     "static": "makes a StaticCache",
     "quant": "makes a quantized cache of transformers' own",
-    "offloaded": "makes an offloaded cache; a QuantizedCache is not offloaded",
+    "offloaded": "makes transformers' own offloaded cache; a QuantizedCache has an Offload instead",
     "continuous_batching": "continuous batching has a paged cache of its own",
 }
 """Parts of a test's name, and why such a test is not run."""

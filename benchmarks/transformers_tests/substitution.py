@@ -7,8 +7,8 @@ Every substitution there is:
    config. That includes the caches that `generate` makes for an assistant model. `isinstance(x, DynamicCache)` is true
    of a QuantizedCache.
 2. `DynamicCache()` without a config, `DynamicCache(data)` and `DynamicCache(config, offloading=True)` stay what they
-   were, since a QuantizedCache needs to know the heads and is not offloaded; so does a config that kvassay refuses.
-   Each is counted with its reason, and a test in which no QuantizedCache was made counts as not run.
+   were, since a QuantizedCache needs to know the heads and has an `Offload` of its own; so does a config that kvassay
+   refuses. Each is counted with its reason, and a test in which no QuantizedCache was made counts as not run.
 3. The list of layer classes that the cropping tests of `test_cache_utils.py` go through becomes a full and a sliding
    layer of a QuantizedCache.
 """

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvassay.cache import PrefixIdentity, PrefixStore, QuantizedCache
+    from kvassay.cache import Offload, PrefixIdentity, PrefixStore, QuantizedCache
     from kvassay.core.contract import Contract, load_contract
     from kvassay.core.format_names import parse_format
     from kvassay.core.kv_format import KVFormat
@@ -23,6 +23,7 @@ _HOMES = {
     "ByteLedger": "kvassay.core.ledger",
     "Contract": "kvassay.core.contract",
     "KVFormat": "kvassay.core.kv_format",
+    "Offload": "kvassay.cache",
     "PackedFormat": "kvassay.formats.packed_kv",
     "PackedKV": "kvassay.formats.packed_kv",
     "PrefixIdentity": "kvassay.cache",
@@ -40,6 +41,7 @@ __all__ = [
     "ByteLedger",
     "Contract",
     "KVFormat",
+    "Offload",
     "PackedFormat",
     "PackedKV",
     "PrefixIdentity",

@@ -174,7 +174,7 @@ def test_the_typical_key_of_the_weights_is_near_that_of_a_text(tmp_path) -> None
     folder = folder_of(tmp_path / "model", tiny_models.tiny_config("llama"))
     found = diagnose(str(folder), "python-topics", 128, lambda _: None)
     model = AutoModelForCausalLM.from_pretrained(folder).requires_grad_(False)
-    keys = model(torch.randint(3, 320, (1, 64)), use_cache=True).past_key_values.layers
+    keys = model(torch.randint(3, 320, (1, 64)), use_cache=True).cache.layers
     for row, layer in zip(checkpoint_keys(folder, found.geometry), keys, strict=True):
         assert row.typical_norm == pytest.approx(float(layer.keys.norm(dim=-1).square().mean().sqrt()), rel=0.15)
 

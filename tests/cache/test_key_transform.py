@@ -285,7 +285,7 @@ def test_generation_over_the_cache_of_a_model() -> None:
     model = tiny_models.tiny_model("qwen2").float()
     cache = QuantizedCache.for_model(model, "kv=int8:token-head,keybias=removed,rope=removed")
     token_ids = torch.arange(5, 25)[None]
-    found = model.generate(token_ids, past_key_values=cache, max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    found = model.generate(token_ids, cache=cache, max_new_tokens=5, min_new_tokens=5, do_sample=False)
     assert found.shape == (1, 25)
     assert cache.get_seq_length() == 24
 

@@ -127,9 +127,9 @@ def test_generation_is_bit_equal_with_and_without(name, model_name, beams, tmp_p
     prompt = torch.arange(3, 93)[None].repeat(2, 1)
     options = {"max_new_tokens": 50, "do_sample": False, "eos_token_id": None, "num_beams": beams}
     options |= {"output_logits": True, "return_dict_in_generate": True}
-    plain = model.generate(prompt, past_key_values=QuantizedCache(model.config, name), **options)
+    plain = model.generate(prompt, cache=QuantizedCache(model.config, name), **options)
     offload = garbling(limit(model.config, name, 1.5), tmp_path)
-    found = model.generate(prompt, past_key_values=QuantizedCache(model.config, name, offload=offload), **options)
+    found = model.generate(prompt, cache=QuantizedCache(model.config, name, offload=offload), **options)
     assert torch.equal(plain.sequences, found.sequences)
     assert all(torch.equal(one, other) for one, other in zip(plain.logits, found.logits, strict=True))
     counts = offload.counts()

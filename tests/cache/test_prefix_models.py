@@ -31,7 +31,7 @@ def prompt_ids(seed: int, tokens: int) -> list[int]:
 @torch.no_grad()
 def run(model: PreTrainedModel, ids: list[int], cache) -> torch.Tensor:
     """Logits `[tokens, vocabulary]` of more tokens."""
-    return model(torch.tensor([ids]), past_key_values=cache).logits[0]
+    return model(torch.tensor([ids]), cache=cache).logits[0]
 
 
 def greedy(model: PreTrainedModel, logits: torch.Tensor, cache, count: int) -> tuple[int, ...]:

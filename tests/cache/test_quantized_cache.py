@@ -161,7 +161,7 @@ def test_generate_runs_and_identity_equals_the_models_own_cache(name, model_name
     prompt = torch.arange(3, 43)[None]
     options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
     cache = QuantizedCache(model.config, name)
-    found = model.generate(prompt, past_key_values=cache, **options)
+    found = model.generate(prompt, cache=cache, **options)
     assert found.shape == (1, 60)
     assert cache.get_seq_length() == 59
     if name == "f32":

@@ -276,7 +276,7 @@ def steps(model, cache) -> torch.Tensor:
     token = torch.full((2, 1), 5)
     with torch.no_grad():
         for _ in range(4):
-            logits.append(model(input_ids=token, past_key_values=cache).logits[:, -1])
+            logits.append(model(input_ids=token, cache=cache).logits[:, -1])
             token = logits[-1].argmax(-1, keepdim=True)
     return torch.stack(logits)
 
@@ -296,7 +296,7 @@ def test_b56_b59_turn_two_in_a_new_process_has_the_same_logits_bit_for_bit(tmp_p
         cache = QuantizedCache.for_model(model, text, on_clip="count")
         tokens = torch.randint(3, VOCABULARY, (2, 61), generator=torch.Generator().manual_seed(3))
         with torch.no_grad():
-            model(input_ids=tokens, past_key_values=cache)
+            model(input_ids=tokens, cache=cache)
         cache.save(tmp_path / name)
         same_process = steps(model, QuantizedCache.load(tmp_path / name, model))
         expected[name] = steps(model, cache)

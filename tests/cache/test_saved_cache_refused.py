@@ -519,7 +519,7 @@ def test_another_key_bias_is_refused(tmp_path) -> None:
     model = tiny_model("qwen2")
     cache = QuantizedCache.for_model(model, "int4-g32,keybias=removed")
     with torch.no_grad():
-        model(input_ids=torch.arange(3, 40)[None], past_key_values=cache)
+        model(input_ids=torch.arange(3, 40)[None], cache=cache)
     cache.save(tmp_path / "cache")
     assert QuantizedCache.load(tmp_path / "cache", model).get_seq_length() == 37
     with pytest.raises(SavedCacheError, match=r"cache: .*needs the model's key bias"):

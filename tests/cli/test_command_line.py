@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvassay.cli.app import run
+from kvassay.cli.assess import print_verdicts
 from kvassay.core.methods import methods as method_table
 
 CONTRACTS = Path(__file__).parents[2] / "contracts"
@@ -104,6 +105,12 @@ def test_formats_lists_every_method_with_its_examples(capsys) -> None:
     [
         (["bytes", "MODEL", "--format", "kivi-5"], "format 'kivi-5' is unknown; did you mean 'kivi-4'?"),
         (["bytes", "MODEL", "--format", "int4-g64", "--context", "0"], "context"),
+        (["bytes", "MODEL", "--format", "int4-g64", "--context", "1.5"], "--context: '1.5' is not a whole number"),
+        (["bytes", "MODEL", "--format", "int4-g64", "--batch", "2.0"], "--batch: '2.0' is not a whole number"),
+        (["capacity", "MODEL", "--format", "f16", "--budget", "1GiB", "--context", "1e3"], "is not a whole number"),
+        (["formats", "--head-dim", "64.4"], "--head-dim: '64.4' is not a whole number"),
+        (["doctor", "MODEL", "--tokens", "99.5"], "--tokens: '99.5' is not a whole number"),
+        (["scales", "write", "MODEL", "--format", "f16", "--out", "x", "--seed", "0.5"], "'0.5' is not a whole number"),
         (
             ["bytes", "MODEL", "--format", "kv=int4:group48"],
             "head_dim 64 is not a multiple of group 48; use group 32 or 64",
@@ -119,7 +126,14 @@ def test_formats_lists_every_method_with_its_examples(capsys) -> None:
         (["verify", "MISSING"], "MISSING"),
         (["report", "MISSING", "--out", "x.html"], "MISSING"),
         (["assess", "MODEL", "--contract", "MISSING"], "MISSING"),
-        (["assess", "MODEL"], "--contract"),
+        (["assess", "MODEL"], "kvassay assess needs --contract (see kvassay assess --help)"),
+        (["assess", "MODEL", "--contract"], "kvassay assess needs a value for --contract (see kvassay assess --help)"),
+        (["formats", "kivi-4"], "kvassay formats takes no 'kivi-4' (see kvassay formats --help)"),
+        (["scales", "shw"], "(see kvassay scales --help)"),
+        (
+            ["bytes", "MODEL", "--format", "int4:group32"],
+            "the codec of one side; write kv=int4:group32, or k=...,v=...",
+        ),
         (["experiment", "attention-error"], "--out"),
     ],
 )
@@ -189,3 +203,9 @@ def test_r105_experiment_and_its_audit_from_the_command_line(tmp_path, capsys) -
 def test_module_and_script_are_the_same_command() -> None:
     done = subprocess.run([sys.executable, "-m", "kvassay", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0.1.0"
+
+
+@pytest.mark.parametrize(("alpha", "level"), [(0.05, "95%"), (0.025, "97.5%"), (0.1, "90%")])
+def test_the_level_of_the_bounds_is_the_contracts(alpha, level, capsys) -> None:
+    print_verdicts((), {}, 512, alpha)
+    assert f"  one-sided {level} bounds  " in capsys.readouterr().out

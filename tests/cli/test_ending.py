@@ -250,3 +250,11 @@ def test_a_file_that_comes_into_being_meanwhile_is_not_replaced(tmp_path, monkey
         write_whole_file(out, b"second")
     assert out.read_text() == "first"
     assert os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_warning_is_one_line_without_its_place_in_the_source() -> None:
+    code = "import warnings\nfrom kvassay.cli.ending import end_process\n"
+    code += "end_process(lambda: warnings.warn('all scales\\nare 1.0', UserWarning) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "kvassay: warning: all scales are 1.0\n"

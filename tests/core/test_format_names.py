@@ -99,6 +99,10 @@ def test_digests_are_equal_in_another_process() -> None:
     [
         ("", "format '' is unknown"),
         ("kivi-5", "did you mean 'kivi-4'"),
+        ("kivy", "did you mean 'kivi-4'? See kvassay formats, or write k=...,v=..."),
+        ("zzz", "format 'zzz' is unknown; see kvassay formats, or write k=...,v=..."),
+        ("int4:group63/had", "is the codec of one side; write kv=int4:group63/had, or k=...,v=..."),
+        ("kv=itn4:group32", "codec 'itn4' is unknown; did you mean 'int4'? See kvassay formats --methods"),
         ("k=int8:token-head", "says nothing of v"),
         ("kv=int9:token", "codec 'int9' is unknown"),
         ("kv=int8", "codec int8 needs a granularity, for example int8:token-head"),

@@ -57,7 +57,7 @@ def test_geometry_equals_the_shapes_of_the_real_cache(name: str) -> None:
     geometry = geometry_from_config(config.to_dict())
     model = hf.AutoModelForCausalLM.from_config(config).eval()
     with torch.inference_mode():
-        cache = model(torch.arange(3, 33)[None] % 60, use_cache=True).past_key_values
+        cache = model(torch.arange(3, 33)[None] % 60, use_cache=True).cache
     found = [
         (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], getattr(layer, "sliding_window", None))
         for layer in cache.layers

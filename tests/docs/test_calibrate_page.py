@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "howto" / "calibrate.md"
 
 def test_the_python_of_the_page_runs(tiny_folder, tmp_path) -> None:
     (code,) = blocks(PAGE, "python")
-    command = [sys.executable, "-c", code.replace("path/to/model", str(tiny_folder))]
+    command = [sys.executable, "-W", "error::FutureWarning", "-c", code.replace("path/to/model", str(tiny_folder))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^calibrated\(mse, n=\d+ tokens\)$", done.stdout, re.MULTILINE)

@@ -85,7 +85,7 @@ def test_readme_commands_run_as_written(tiny_folder, contract_toml, tmp_path, mo
 
 def test_readme_python_runs_as_written(tiny_folder, tmp_path) -> None:
     code = "\n".join(blocks(ROOT / "README.md", "python")).replace("path/to/model", str(tiny_folder))
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-W", "error::FutureWarning", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     stored, sixteen = (int(number.replace(",", "")) for number in re.findall(r"[0-9][0-9,]{3,}", done.stdout))

@@ -32,7 +32,7 @@ def own_cache(model) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     with torch.inference_mode():
         for ids in SAMPLES:
             cache = DynamicCache()
-            model.get_decoder()(ids[None], past_key_values=cache, use_cache=True)
+            model.get_decoder()(ids[None], cache=cache, use_cache=True)
             caches.append(cache)
     layers = range(len(caches[0].layers))
     keys = [torch.cat([cache.layers[layer].keys for cache in caches], dim=2) for layer in layers]
@@ -82,7 +82,7 @@ def test_the_cache_takes_what_comes_back() -> None:
     model = tiny_model("llama")
     scales = kvassay.calibrate(model, "int8-tensor", SAMPLES, policy="mse")
     cache = QuantizedCache(model.config, "int8-tensor", calibration=scales, on_clip="count")
-    model.generate(SAMPLES[1][None], past_key_values=cache, max_new_tokens=5)
+    model.generate(SAMPLES[1][None], cache=cache, max_new_tokens=5)
     assert cache.get_seq_length() >= 34
 
 

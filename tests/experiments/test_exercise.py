@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
 from kvassay.experiments.attention_error import Measurements, exercise_rows
 from kvassay.experiments.attention_error_plan import ROW, TENSOR
+from kvassay.formats.calibration import UnitScaleWarning
 
 
 @pytest.fixture(scope="module")
 def exercise() -> dict[tuple[object, object], dict]:
     return {(r["start"], r["quantizer"]): r for r in exercise_rows()}
+
+
+def test_zeros_that_are_meant_give_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnitScaleWarning)
+        assert exercise_rows()
 
 
 def test_zeros_use_scale_one(exercise: dict) -> None:

@@ -55,9 +55,14 @@ def row_numbers(indices: Tensor | Sequence[int] | Sequence[bool], batch: int) ->
         if chosen.shape != (batch,):
             raise CacheStateError(f"a mask of {tuple(chosen.shape)} rows selects from {batch}; give one value a row")
         chosen = chosen.nonzero().flatten()
+    if chosen.is_floating_point() and chosen.numel():
+        raise CacheStateError(
+            f"rows were named by {chosen.dtype} numbers; expected whole numbers, or one boolean a row"
+        )
     rows = [int(row) for row in chosen.flatten().tolist()]
     if wrong := [row for row in rows if not -batch <= row < batch]:
-        raise CacheStateError(f"row {wrong[0]} was asked for; the cache has rows 0 to {batch - 1}")
+        held = f"rows 0 to {batch - 1}" if batch else "no row yet"
+        raise CacheStateError(f"row {wrong[0]} was asked for; the cache has {held}")
     return [row % batch for row in rows]
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvassay.cache.residency import Residency
-from kvassay.cache.slab_storage import FoundPages, SlabPart
+from kvassay.cache.slab_storage import FoundPages, SlabPart, page_memory
 
 SLAB_NBYTES = 1 << 16
 """The longest slab: what is moved out at once."""
@@ -104,7 +104,7 @@ class OffloadedSlabs:
             elif slab.stored:
                 away.append(part)
             else:
-                zeros = torch.zeros((1, self._page_nbytes), dtype=torch.uint8, device=self._device)
+                zeros = page_memory(1, self._page_nbytes, device=self._device, zeroed=True)
                 yield FoundPages(zeros, np.zeros_like(part.places), part.picked)
         if away:
             yield from self._read_away(away)
@@ -141,7 +141,7 @@ class OffloadedSlabs:
         if not begins:
             return
         wanted = np.unique(np.concatenate(begins))[:room]
-        pages = torch.empty((len(wanted), self._page_nbytes), dtype=torch.uint8, device=self._device)
+        pages = page_memory(len(wanted), self._page_nbytes, device=self._device)
         reading = self._residency.start_reading(wanted, pages)
         self._ahead = _Ahead(wanted, pages, reading, np.zeros(len(wanted), np.bool_))
 
@@ -217,8 +217,7 @@ class OffloadedSlabs:
     def _bring_back(self, number: int) -> Tensor:
         """The slab in memory, from the backing or as zeros."""
         slab = self._slabs[number]
-        make = torch.empty if slab.stored else torch.zeros
-        tensor = make((slab.pages, self._page_nbytes), dtype=torch.uint8, device=self._device)
+        tensor = page_memory(slab.pages, self._page_nbytes, device=self._device, zeroed=not slab.stored)
         if slab.stored:
             self._residency.read(np.arange(slab.pages) * self._page_nbytes + slab.begin, tensor)
             self._residency.away[self.layer] -= self._nbytes(slab)

@@ -72,8 +72,13 @@ class SeenTokens:
     def __del__(self) -> None:
         # Views that still need this would hold it; one that is just being freed must not be touched.
         self._views = []
-        if not sys.is_finalizing():
+        # One that is freed while the layer is being written has nothing to do.
+        if sys.is_finalizing() or not self.layer.is_whole:
+            return
+        try:
             self.layer.settle()
+        except BaseException as error:  # nobody sees what is raised here; the next use of the layer says it
+            self.layer.interruption = error
 
     def decoded(self, side: Side, dtype: torch.dtype) -> Tensor:
         """`[batch, kv_heads, tokens, dim]`, all of it."""

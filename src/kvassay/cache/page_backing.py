@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvassay.cache.slab_storage import page_memory
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -155,7 +157,7 @@ class HostBacking:
         self._end = 0
 
     def reserve(self, nbytes: int) -> int:
-        memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
+        memory = page_memory(nbytes, zeroed=True, pinned=self._pinned)
         with self._lock:
             begin = self._end
             self._ranges.append(memory)

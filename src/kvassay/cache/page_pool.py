@@ -9,7 +9,10 @@ on disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +27,27 @@ PageIds = NDArray[np.int32]
 """Page numbers of a pool, any shape."""
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _alone(method: Callable[Concatenate[PagePool, _P], _T]) -> Callable[Concatenate[PagePool, _P], _T]:
+    """One thread at a time; again by the thread that is inside, since freed rows give pages back at any moment."""
+
+    @wraps(method)
+    def locked(self: PagePool, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return locked
+
+
 class PagePool:
-    """Pages of one side of one head group. Sequences of any number of caches may share it."""
+    """Pages of one side of one head group. Sequences of any number of caches may share it.
+
+    Forks in different threads share pools too: which page is whose is decided by one thread at a time. A page's bytes
+    need no lock, since they are written only while one sequence holds the page.
+    """
 
     def __init__(
         self,
@@ -40,6 +62,7 @@ class PagePool:
         at both ends of a sequence, all rows of a column together."""
         self.device = torch.device(device)
         self._storage: SlabStorage = MemorySlabs(layout.nbytes, self.device) if storage is None else storage
+        self._lock = threading.RLock()
         self._next_slab = 0
         self._references = np.zeros(0, np.int32)
         self._slab_of = np.zeros(0, np.int32)
@@ -47,6 +70,13 @@ class PagePool:
         self._place_of = np.zeros(0, np.int32)
         self._kept_numbers = 0
         self._may_trim = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     @property
     def slabs(self) -> tuple[Tensor, ...]:
@@ -85,6 +115,7 @@ class PagePool:
     def references(self, pages: PageIds) -> NDArray[np.int32]:
         return self._references[pages]
 
+    @_alone
     def reserve(self, count: int, column: int | None = None) -> None:
         """Have at least `count` free pages, by slabs of `column` pages or in one.
 
@@ -94,6 +125,7 @@ class PagePool:
         for begin in range(0, missing, column or max(1, missing)):
             self._add_slab(min(column or missing, missing - begin))
 
+    @_alone
     def hold(self, count: int, column: int | None = None) -> PageIds:
         """`count` pages with one reference each, whatever they contain: nobody else can take them until `release`."""
         self.reserve(count, column)
@@ -101,12 +133,14 @@ class PagePool:
         self._references[pages] = 1
         return pages
 
+    @_alone
     def keep_numbers(self, count: int) -> None:
         """Have at least `count` page numbers, with or without a page."""
         self._kept_numbers = count
         if (missing := count - len(self._references)) > 0:
             self._add_numbers(missing)
 
+    @_alone
     def ensure(self, count: int) -> None:
         """Have at least `count` pages in all."""
         self._storage.check()
@@ -114,6 +148,7 @@ class PagePool:
         if missing > 0:
             self._add_slab(missing)
 
+    @_alone
     def allocate(self, count: int) -> PageIds:
         """`count` pages with one reference each, all bytes zero."""
         pages = self.hold(count)
@@ -121,9 +156,11 @@ class PagePool:
             self._storage.clear(part)
         return pages
 
+    @_alone
     def retain(self, pages: PageIds) -> None:
         np.add.at(self._references, pages.ravel(), 1)
 
+    @_alone
     def release(self, pages: PageIds) -> None:
         np.subtract.at(self._references, pages.ravel(), 1)
         assert (self._references >= 0).all(), "a page is released once for each reference"
@@ -143,6 +180,7 @@ class PagePool:
         """Say that what was to be read ahead was read."""
         self._storage.drop_ahead()
 
+    @_alone
     def trim(self) -> None:
         """Give back slabs whose pages are all free; it costs nothing where no page came free since the last time."""
         if not self._may_trim:
@@ -150,8 +188,8 @@ class PagePool:
         self._may_trim = False
         gone = (self._slab_of >= 0) & ~np.isin(self._slab_of, self._slab_of[self._references > 0])
         for number in np.unique(self._slab_of[gone]):
+            self._slab_of[self._slab_of == number] = -1
             self._storage.drop(int(number))
-        self._slab_of[gone] = -1
         used = np.flatnonzero(self._slab_of >= 0)
         end = max(self._kept_numbers, int(used[-1]) + 1 if len(used) else 0)
         if end < len(self._references):
@@ -276,26 +314,34 @@ class PagePool:
     def _on_device(self, places: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(places).to(self.device)
 
+    @_alone
     def _free_ids(self) -> NDArray[np.int64]:
         return np.flatnonzero((self._references == 0) & (self._slab_of >= 0))
 
+    @_alone
     def _add_slab(self, count: int) -> None:
         """Pages in one slab, or in several where the storage takes only shorter ones."""
         most = self._storage.most_pages or count
         for pages in (min(most, count - begin) for begin in range(0, count, most)):
-            numbers = np.flatnonzero(self._slab_of < 0)[:pages]
-            self._storage.add(self._next_slab, pages)
-            if len(numbers) < pages:
-                end = len(self._slab_of)
-                self._add_numbers(pages - len(numbers))
-                numbers = np.append(numbers, np.arange(end, len(self._slab_of)))
-            self._slab_of[numbers] = self._next_slab
-            self._place_of[numbers] = np.arange(pages, dtype=np.int32)
-            self._next_slab += 1
+            number, numbers = self._next_slab, np.flatnonzero(self._slab_of < 0)[:pages]
+            self._storage.add(number, pages)
+            missing = pages - len(numbers)
+            numbers = np.append(numbers, np.arange(missing) + len(self._slab_of))
+            references, slab_of, place_of = self._longer(missing)
+            slab_of[numbers] = number
+            place_of[numbers] = np.arange(pages, dtype=np.int32)
+            # Together: an interrupt between them would leave other forks a pool whose arrays differ in length.
+            self._next_slab, self._references, self._slab_of, self._place_of = number + 1, references, slab_of, place_of
             self._may_trim = True
 
     def _add_numbers(self, count: int) -> None:
+        self._references, self._slab_of, self._place_of = self._longer(count)
+
+    def _longer(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Copies of the arrays with room for `count` more numbers, which have no page."""
         zeros = np.zeros(count, np.int32)
-        self._references = np.append(self._references, zeros)
-        self._slab_of = np.append(self._slab_of, zeros - 1)
-        self._place_of = np.append(self._place_of, zeros)
+        return (
+            np.append(self._references, zeros),
+            np.append(self._slab_of, zeros - 1),
+            np.append(self._place_of, zeros),
+        )

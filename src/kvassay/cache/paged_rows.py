@@ -41,8 +41,8 @@ class PagedRows:
         """Tokens `first` to `end - 1` that lie in pages of `pool`, which get one reference more for each entry."""
         rows = cls(pool, table.shape[0], start, first)
         rows.end, rows.columns_to_keep = end, columns_to_keep
+        pool.retain(table)  # first: what an interrupt leaves half-done may keep a page too long, never give one away
         rows.table = table
-        pool.retain(table)
         return rows
 
     def __del__(self) -> None:
@@ -165,9 +165,10 @@ class PagedRows:
         count = self._columns_before(token)
         self.first = max(self.first, min(token, self.end))
         if count:
-            self.pool.release(self.table[:, :count])
+            left = self.table[:, :count]
             self.table = self.table[:, count:].copy()
             self.start += count * self.pool.layout.tokens
+            self.pool.release(left)
         if not self.table.shape[1]:
             self._restart(self.first)
 
@@ -177,8 +178,9 @@ class PagedRows:
         page = self.pool.layout.tokens
         kept = -(-(self.end - self.start) // page) if self.end > self.first else 0
         if kept < self.table.shape[1]:
-            self.pool.release(self.table[:, kept:])
+            left = self.table[:, kept:]
             self.table = self.table[:, :kept].copy()
+            self.pool.release(left)
         if not kept:
             self._restart(self.end)
 
@@ -193,8 +195,8 @@ class PagedRows:
             # A fork of all rows shares the table too, until one of the two changes it.
             chosen = PagedRows(self.pool, len(rows), self.start, self.first)
             chosen.end, chosen.columns_to_keep = self.end, self.columns_to_keep
+            self.pool.retain(self.table)
             chosen._columns, chosen._used = self._columns, self._used
-            self.pool.retain(chosen.table)
             return chosen
         table = self.table[np.asarray(rows, np.int64)]
         return PagedRows.of_table(self.pool, table, self.start, self.first, self.end, self.columns_to_keep)

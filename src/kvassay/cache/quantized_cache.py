@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from kvassay.cache.arguments import config_fields, padding_counts, parsed_format, require_choice, whole_number
 from kvassay.cache.attention import chosen_path
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPath
 from kvassay.cache.cache_identity import require_same_format
@@ -23,7 +24,6 @@ from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
 from kvassay.cache.side_codec import OnClip
 from kvassay.cache.stored_bytes import stored_nbytes
-from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import LayerGeometry, Owner, geometry_from_config
 from kvassay.core.kv_format import KVFormat, head_groups
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
@@ -35,7 +35,7 @@ from kvassay.formats.calibration import require_calibration
 class QuantizedCache(Cache):
     """A KV cache that stores packed codes.
 
-    Use it as `model.generate(..., past_key_values=QuantizedCache(model.config, "kivi-4"))`.
+    Use it as `model.generate(..., cache=QuantizedCache(model.config, "kivi-4"))`.
 
     `config` is the model's config; `kv_format` a KVFormat or its name. `calibration` gives static scales by layer for
     formats that need them. `on_clip="raise"` refuses values that saturate, `"count"` keeps and counts them.
@@ -64,8 +64,10 @@ class QuantizedCache(Cache):
         attention: AttentionChoice = "auto",
         offload: Offload | None = None,
     ) -> None:
-        self.kv_format = _parsed(kv_format)
-        self.geometry = geometry_from_config(config.to_dict())
+        self.kv_format = parsed_format(kv_format)
+        self.geometry = geometry_from_config(config_fields(config))
+        require_choice(on_clip, OnClip, "on_clip")
+        require_choice(attention, AttentionChoice, "attention")
         check_serves(self.kv_format, self.geometry)
         self._calibration, self._key_transforms = calibration, key_transforms
         self.on_clip: OnClip = on_clip
@@ -74,9 +76,7 @@ class QuantizedCache(Cache):
         self._offload = offload
         if offload is not None:
             offload.require_room(self.geometry, self.kv_format)
-        padding = None if left_padding is None else [int(count) for count in left_padding]
-        if padding is not None and (not padding or min(padding) < 0):
-            raise GeometryError(f"left_padding is {padding}; expected one count of columns, from 0, for each row")
+        padding = padding_counts(left_padding)
         layers: list[QuantizedLayer] = []
         for index, geometry in enumerate(self.geometry.layers):
             scales = layer_calibration(calibration, self.kv_format, index, geometry)
@@ -107,7 +107,7 @@ class QuantizedCache(Cache):
         Formats that need some run a few tokens to check them, each time; a server keeps what `key_transforms` of
         `kvassay.cache.model_keys` returns, and passes it on. Raises ModelError where the model has none.
         """
-        parsed = _parsed(kv_format)
+        parsed = parsed_format(kv_format)
         transforms = key_transforms_of(model, parsed)
         return cls(
             model.config,
@@ -135,9 +135,32 @@ class QuantizedCache(Cache):
         `torch.compile` runs this between two graphs; with fullgraph=True, and in torch.export, it is refused.
         """
         require_no_export()
+        if not 0 <= layer_idx < len(self.quantized_layers):
+            raise GeometryError(
+                f"keys of layer {layer_idx} came, and the cache was made for layers 0 to "
+                f"{len(self.quantized_layers) - 1}; make it with the config of this model"
+            )
         layer = self.quantized_layers[layer_idx]
+        self.quantized_layers[layer_idx - 1].require_whole()
+        self.require_even(layer)
         layer.hands_out_views = chosen_path(self.config, self._attention).path is AttentionPath.TILED
         return layer.update(key_states, value_states, *args, **kwargs)
+
+    def require_even(self, layer: QuantizedLayer | None = None) -> None:
+        """Raise CacheStateError where a later layer holds fewer tokens than `layer`, the first one if not given.
+
+        Layers take a forward's tokens in order, so a later layer is behind only after a forward that an error ended.
+        Layers that never took a token do not count.
+        """
+        layer = layer or self.quantized_layers[0]
+        last = next((each for each in reversed(self.quantized_layers) if each.columns), layer)
+        if last.columns < layer.columns:
+            held = [each.columns for each in self.quantized_layers]
+            raise CacheStateError(
+                f"layer {held.index(layer.columns)} holds {layer.columns} tokens and layer {held.index(last.columns)} "
+                f"{last.columns}: an error ended the last forward between them; crop({last.columns - held[0]}) takes "
+                "back what it appended, reset() everything"
+            )
 
     def explain(self) -> tuple[LayerPath, ...]:
         """How attention reads each layer, and why so."""
@@ -175,9 +198,11 @@ class QuantizedCache(Cache):
 
         As in transformers the number is negative, and removing more than there are removes all. Tokens that stay are
         read as before. Where the removed ones had pushed others out of the recent window, those stay coded and the
-        window fills up again, unless `activate_past_recording` was called: then the crop leaves no trace. Raises
-        CacheStateError where a sliding layer cannot go back, before anything changes.
+        window fills up again, unless `activate_past_recording` was called: then the crop leaves no trace. Layers
+        of different length, as an error in the middle of a forward leaves them, are all cut to what the first then has.
+        Raises CacheStateError where a sliding layer cannot go back, before anything changes.
         """
+        tokens_to_remove = whole_number(tokens_to_remove, "crop")
         if tokens_to_remove > 0:
             raise ValueError(
                 f"crop({tokens_to_remove}): a positive number was the length to keep in older transformers and is "
@@ -185,14 +210,19 @@ class QuantizedCache(Cache):
             )
         columns = self.get_seq_length()
         removed = min(-tokens_to_remove, columns)
+        # To one length: after a forward that an error ended, later layers hold fewer tokens than the first.
+        left = columns - removed
         for layer in self.quantized_layers:
-            layer.require_croppable(max(0, layer.columns - removed))
+            layer.require_croppable(min(left, layer.columns))
         for layer in self.quantized_layers:
-            layer.crop(-removed)
+            layer.crop(min(0, left - layer.columns))
         return removed
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows, in this order; a row may come twice, and its copies share pages until they differ."""
+        """Keep these rows, in this order; a row may come twice, and its copies share pages until they differ.
+
+        A cache that keeps no row is empty, as after `reset`.
+        """
         rows = row_numbers(indices, max(0, self.batch_size))
         for layer in self.quantized_layers:
             layer.batch_select_indices(torch.tensor(rows, dtype=torch.long))
@@ -251,6 +281,8 @@ class QuantizedCache(Cache):
                 "the two caches have different offload, so their rows would lie under two limits; make both with the "
                 "same Offload object"
             )
+        self.require_even()
+        other.require_even()
         for mine, theirs in zip(self.quantized_layers, other.quantized_layers, strict=True):
             mine.take_rows(theirs)
 
@@ -260,7 +292,7 @@ class QuantizedCache(Cache):
         Returns how many; the caller cuts them off its attention mask too.
         """
         paddings = [cohort.padding for layer in self.quantized_layers for cohort in layer.cohorts]
-        columns = min(paddings, default=0)
+        columns = min(self.get_seq_length(), *paddings) if paddings else 0
         for layer in self.quantized_layers:
             layer.trim_padding(columns)
         return columns
@@ -276,8 +308,9 @@ class QuantizedCache(Cache):
         """Write the whole cache to one file (docs/spec/saved-cache.md), which replaces an existing one in one step.
 
         `revision` names the weights that made the cache (a commit, a digest), for `load` to compare. Raises
-        SavedCacheError where the file cannot be written.
+        SavedCacheError where the file cannot be written, CacheStateError where an error left the layers uneven.
         """
+        self.require_even()
         save_cache(self, Path(path), revision)
 
     @classmethod
@@ -305,9 +338,9 @@ class QuantizedCache(Cache):
         given = model if isinstance(model, PreTrainedModel) else None
         config: Any = model if given is None else given.config
         with opened(Path(path)) as saved:
-            require_loadable(saved, config, geometry_from_config(config.to_dict()), revision)
+            require_loadable(saved, config, geometry_from_config(config_fields(config)), revision)
             if kv_format is not None:
-                require_same_format(saved.kv_format, _parsed(kv_format))
+                require_same_format(saved.kv_format, parsed_format(kv_format))
             if key_transforms is None and given is not None:
                 key_transforms = key_transforms_of(given, saved.kv_format)
             cache = cls(
@@ -385,10 +418,6 @@ class QuantizedCache(Cache):
                 dim = geometry.head_dim if name == "keys" else geometry.value_dim
                 where = f"the {name} of layer {index}"
                 require_calibration(plan.spec, len(group.heads), dim, calibration.parameters, calibration.source, where)
-
-
-def _parsed(kv_format: KVFormat | str) -> KVFormat:
-    return parse_format(kv_format) if isinstance(kv_format, str) else kv_format
 
 
 def layer_calibration(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from kvassay.cache.arguments import whole_number
 from kvassay.cache.attention_path import AttentionPath
 from kvassay.cache.cohorts import Cohort, LayerCalibration, StoredHeads, row_numbers, select_rows
 from kvassay.cache.key_transform import KeyTransform
@@ -66,6 +67,10 @@ class QuantizedLayer(CacheLayerMixin):
         self._cohorts: tuple[Cohort, ...] = ()
         self._pending: list[tuple[SideStore, Change]] = []
         self._seen: weakref.ref[SeenTokens] | None = None
+        self.is_whole = True
+        """False while an append is written, and for good once that was interrupted."""
+        self.interruption: BaseException | None = None
+        """What interrupted it where nobody could see it."""
         self.hands_out_views = False
         """True where what reads this layer knows PackedView."""
         self.path = AttentionPath.NONE
@@ -100,17 +105,32 @@ class QuantizedLayer(CacheLayerMixin):
 
     @cohorts.setter
     def cohorts(self, cohorts: tuple[Cohort, ...]) -> None:
-        self.settle()
-        self._cohorts = cohorts
+        if self.is_whole:
+            self.settle()
+        # What is put in the place of all rows ends an interrupted append too.
+        self._cohorts, self._pending, self.interruption, self.is_whole = cohorts, [], None, True
 
     def settle(self) -> None:
         """Finish the last `update`: decode views of the state before it that somebody still holds, then commit."""
+        self.require_whole()
         seen, self._seen = (None if self._seen is None else self._seen()), None
         if seen is not None:
             seen.decode_views()
-        pending, self._pending = self._pending, []
-        for store, change in pending:
-            store.commit(change)
+        if self._pending:
+            # Whatever ends this early, an interrupt from the keyboard too, leaves the flag.
+            self.is_whole = False
+            pending, self._pending = self._pending, []
+            for store, change in pending:
+                store.commit(change)
+            self.is_whole = True
+
+    def require_whole(self) -> None:
+        """Raise CacheStateError if an append was interrupted while it was written."""
+        if not self.is_whole:
+            raise CacheStateError(
+                f"layer {self._index}: an append was interrupted while it was written, so the layer is not whole; "
+                "call reset() and run the tokens again, or go on from a fork or a saved cache"
+            ) from self.interruption
 
     @property
     def keys(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -163,9 +183,11 @@ class QuantizedLayer(CacheLayerMixin):
         ]
         _, begin = self.get_mask_sizes(num_new)
         old_end, first_call = self.columns, not self.columns
+        self.is_whole = False
         self._pending, self._cohorts = pending, cohorts
         self.columns += num_new
         self.is_initialized, self._dtype = True, key_states.dtype
+        self.is_whole = True
         if num_new == 1 or first_call:
             self.settle()
         if num_new > 1:
@@ -227,12 +249,13 @@ class QuantizedLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows that `indices` names (numbers, or one boolean a row), in its order; a row may come twice."""
         if self.cohorts:
-            self.cohorts = select_rows(self.cohorts, row_numbers(indices, self.batch_size))
+            self._keep_rows(row_numbers(indices, self.batch_size))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times; the copies share its pages until they differ."""
+        count = whole_number(repeats, "batch_repeat_interleave", least=1)
         if self.cohorts:
-            self.cohorts = select_rows(self.cohorts, [row for row in range(self.batch_size) for _ in range(repeats)])
+            self._keep_rows([row for row in range(self.batch_size) for _ in range(count)])
 
     def take_rows(self, other: QuantizedLayer) -> None:
         """Add the rows of `other` behind these. The shorter of the two is padded on the left."""
@@ -283,6 +306,13 @@ class QuantizedLayer(CacheLayerMixin):
         raise CacheStateError(
             "QuantizedCache does not move between devices layer by layer; it keeps packed codes where they are made"
         )
+
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        """Without rows there is no token: the next append begins a batch."""
+        if rows:
+            self.cohorts = select_rows(self.cohorts, rows)
+        else:
+            self.reset()
 
     def _held(self, side: str) -> Tensor | None:
         if not self._cohorts:

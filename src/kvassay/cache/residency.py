@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvassay.cache.page_backing import Backing, read_pages
+from kvassay.cache.slab_storage import page_memory
 from kvassay.errors import CacheStateError
 
 CHUNK_NBYTES = 1 << 20
@@ -172,7 +173,7 @@ class Residency:
     def buffer(self, device: torch.device, page_nbytes: int) -> Tensor:
         """`[n, page_nbytes]`, whose bytes are good until the next call."""
         if device not in self._buffers:
-            self._buffers[device] = torch.empty(self._chunk_nbytes, dtype=torch.uint8, device=device)
+            self._buffers[device] = page_memory(self._chunk_nbytes, device=device)
             self.note_peak()
         count = self._chunk_nbytes // page_nbytes
         return self._buffers[device][: count * page_nbytes].view(count, page_nbytes)

@@ -15,6 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+def page_memory(*shape: int, device: torch.device | None = None, zeroed: bool = False, pinned: bool = False) -> Tensor:
+    """uint8 memory that outlives the call which takes it.
+
+    Never an inference tensor, whatever mode the caller is in: torch refuses to write to one outside `inference_mode`,
+    so a prompt run inside could not be continued outside.
+    """
+    with torch.inference_mode(False):
+        make = torch.zeros if zeroed else torch.empty
+        return make(shape, dtype=torch.uint8, device=device, pin_memory=pinned)
+
+
 class SlabPart(NamedTuple):
     """Some pages of one slab, out of those that a caller asked for."""
 
@@ -100,7 +111,7 @@ class MemorySlabs:
         return self._slabs[number]
 
     def add(self, number: int, pages: int) -> None:
-        self._slabs[number] = torch.empty((pages, self._page_nbytes), dtype=torch.uint8, device=self._device)
+        self._slabs[number] = page_memory(pages, self._page_nbytes, device=self._device)
 
     def drop(self, number: int) -> None:
         del self._slabs[number]

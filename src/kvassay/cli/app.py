@@ -44,9 +44,21 @@ def command(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(app(given, exit_on_error=False, print_error=False) or 0)
     except cyclopts.CycloptsError as error:
-        raise UsageError(f"{error} (see kvassay --help)") from error
+        raise UsageError(_usage(error)) from error
 
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error becomes one line on stderr."""
     return finished(lambda: command(arguments))
+
+
+def _usage(error: cyclopts.CycloptsError) -> str:
+    """What is wrong with a command line, and whose help to read."""
+    command = " ".join(["kvassay", *(error.command_chain or ())])
+    if isinstance(error, cyclopts.UnusedCliTokensError) and error.unused_tokens:
+        found = f"{command} takes no {' '.join(error.unused_tokens)!r}"
+    elif isinstance(error, cyclopts.MissingArgumentError) and error.argument is not None and not error.argument.tokens:
+        found = f"{command} needs {f'a value for {error.keyword}' if error.keyword else error.argument.name}"
+    else:
+        found = str(error)
+    return f"{found} (see {command} --help)"

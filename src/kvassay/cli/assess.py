@@ -36,7 +36,7 @@ def assess(
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Judge KV formats for a model under a contract. Exit code 0 met, 1 breached, 3 inconclusive, 2 usage.
+    """Judge KV formats for a model under a contract. Exit code 0 met, 1 breached, 3 inconclusive, 2 no answer.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def assess(
         manifest = {"out": str(result.out), "root": result.manifest.root, "answer": result.answer, "plan": result.plan}
         print_json({**manifest, "verdicts": verdicts.model_dump(mode="json")})
         return verdicts.exit_code
-    _print_verdicts(verdicts.formats, result.bits, result.tokens)
+    print_verdicts(verdicts.formats, result.bits, result.tokens, loaded.inference.alpha)
     for verdict in verdicts.formats:
         if verdict.role is Role.CANDIDATE and verdict.outcome is not Outcome.MET:
             print(f"{verdict.arm}: {_WORDS[verdict.outcome]}: {verdict.reason}")
@@ -134,7 +134,8 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
     )
 
 
-def _print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float], tokens: int) -> None:
+def print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float], tokens: int, alpha: float) -> None:
+    """The table of clauses; each bound errs with a rate of `alpha` to its own side."""
     rows = []
     for verdict in formats:
         decisive = [clause for clause in verdict.clauses if not clause.details.get("descriptive")]
@@ -148,7 +149,7 @@ def _print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float], 
         "verdict",
         "clause",
         "estimate",
-        "95% bounds",
+        f"one-sided {100 * (1 - alpha):g}% bounds",
         "limit",
         "n",
         "outcome",

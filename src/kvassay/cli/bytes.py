@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from kvassay.cli.output import nbytes_text, print_json, print_table
+from kvassay.cli.whole_numbers import whole_number
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import Owner
 from kvassay.core.ledger import ByteLedger, predict_ledger
 from kvassay.core.model_source import geometry_of
 from kvassay.core.serving import check_serves
 
-Count = Annotated[int, Parameter(validator=Number(gte=1, lte=1_000_000_000))]
+Count = Annotated[int, whole_number(1, 1_000_000_000)]
 
 
 def bytes_command(
@@ -31,7 +31,7 @@ def bytes_command(
     Parameters
     ----------
     model
-        Built-in name, folder with config.json, or .gguf file.
+        Built-in name, folder with config.json, .gguf file, or hub id.
     format
         KV format, for example kivi-4 or "k=int8:token-head,v=int4:group64"; repeat it to compare several.
     context

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from kvassay.cli.capacity_tables import capacity_document, print_answers, print_runs
 from kvassay.cli.output import print_json
 from kvassay.cli.progress_display import ProgressDisplay
 from kvassay.cli.torch_extra import require_torch
+from kvassay.cli.whole_numbers import whole_number
 from kvassay.core.byte_size import parse_nbytes
 from kvassay.core.capacity import Budget, Capacity, Holds, capacity
 from kvassay.core.format_names import parse_format
@@ -23,7 +23,7 @@ from kvassay.errors import UsageError
 if TYPE_CHECKING:
     from kvassay.measures.capacity_run import CapacityRun, FillResult
 
-Count = Annotated[int, Parameter(validator=Number(gte=1, lte=1_000_000_000))]
+Count = Annotated[int, whole_number(1, 1_000_000_000)]
 _BASELINE = "f16"
 
 

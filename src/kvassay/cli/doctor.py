@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from kvassay.cli.output import print_json, print_table, say
 from kvassay.cli.torch_extra import require_torch
+from kvassay.cli.whole_numbers import whole_number
 from kvassay.core.records import ExitCode
 
 
@@ -18,18 +18,18 @@ def doctor(
     /,
     *,
     text: str = "hansard",
-    tokens: Annotated[int, Parameter(validator=Number(gte=16, lte=4096))] = 256,
+    tokens: Annotated[int, whole_number(16, 4096)] = 256,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Name layers at risk and formats to avoid, before any run. Exit code 0 none at risk, 1 some, 2 usage.
+    """Name layers at risk and formats to avoid, before any run. Exit code 0 none at risk, 1 some, 2 no answer.
 
     Parameters
     ----------
     model
         Built-in name (smollm2-135m, gemma3-270m), transformers folder, .gguf file, or hub id.
     text
-        Corpus whose first tokens are run once: hansard, python-topics, path:FOLDER_OR_FILE, or none to read config and
-        weights only.
+        Corpus whose first tokens are run once: hansard, python-topics, python-source, path:FOLDER_OR_FILE, or none to
+        read config and weights only.
     tokens
         Length of the text.
     json

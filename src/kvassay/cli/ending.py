@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from kvassay.errors import KvassayError, printable
 
@@ -43,6 +44,7 @@ def end_process(command: Callable[[], int]) -> NoReturn:
     if sys.stdout is not None:
         with suppress(AttributeError, ValueError):
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    warnings.showwarning = _warn
     try:
         code = finished(command)
     except KeyboardInterrupt:  # a further one, while the first was being answered
@@ -90,6 +92,11 @@ def complain(text: str) -> None:
     """One line on stderr. A stderr that is gone or full changes nothing."""
     with suppress(OSError, ValueError):
         print(f"kvassay: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+
+
+def _warn(message: Warning | str, *_where: Any, **_file: Any) -> None:
+    """A warning as one line, since the place in the source says nothing to who runs a command."""
+    complain(f"warning: {message}")
 
 
 def _fail(text: str) -> int:

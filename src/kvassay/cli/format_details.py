@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from kvassay.cli.output import print_json, table_lines
+from kvassay.cli.whole_numbers import whole_number
 from kvassay.core.format_names import PRESETS, Preset, parse_format
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.layout import rotation_block, static_streams, stored_bits_per_value, streams
@@ -32,8 +32,8 @@ _SHARES = {
 }
 _SPARK = "▁▂▃▄▅▆▇█"
 _NEIGHBOURS_EACH_WAY = 3
-HeadDim = Annotated[int, Parameter(validator=Number(gte=1, lte=4096))]
-KvHeads = Annotated[int, Parameter(validator=Number(gte=1, lte=4096))]
+HeadDim = Annotated[int, whole_number(1, 4096)]
+KvHeads = Annotated[int, whole_number(1, 4096)]
 NEEDS_TORCH = "SQNR on Gaussian data needs the torch extra: pip install 'kvassay[torch]'"
 
 
@@ -266,7 +266,7 @@ def _print_side(title: str, side: dict[str, Any], shape: dict[str, Any], rates: 
     tokens = side["tokens_per_block"]
     print(
         f"  block    {tokens} token{'s' if tokens > 1 else ''} of one KV head, head size {shape['head_dim']}: "
-        f"{side['block_nbytes']:,} B; each array is stored apart, as [batch, heads, blocks, ...]"
+        f"{side['block_nbytes']:,} B; each array is stored apart: whole in a packed file, page by page in a cache"
     )
     rows = [
         [each["name"], each["offset"], each["nbytes"], each["dtype"], each["shape"],

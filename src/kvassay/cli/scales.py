@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import cyclopts
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from kvassay.cli.output import print_json, print_table, say
 from kvassay.cli.torch_extra import require_torch
+from kvassay.cli.whole_numbers import whole_number
 from kvassay.core.calibration_policy import parse_policy
 from kvassay.core.format_names import PRESETS, parse_format
 from kvassay.core.side_names import side_name
@@ -96,9 +96,9 @@ def write(
     policy: str = "min-max",
     layout: Literal["llm-compressor", "modelopt"] = "llm-compressor",
     text: str = "hansard",
-    documents: Annotated[int, Parameter(validator=Number(gte=1, lte=4096))] = 16,
-    tokens: Annotated[int, Parameter(validator=Number(gte=16, lte=131072))] = 256,
-    seed: Annotated[int, Parameter(validator=Number(gte=0, lte=(1 << 53) - 1))] = 7,
+    documents: Annotated[int, whole_number(1, 4096)] = 16,
+    tokens: Annotated[int, whole_number(16, 131072)] = 256,
+    seed: Annotated[int, whole_number(0, (1 << 53) - 1)] = 7,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Calibrate a model's static KV scales on texts, and write them as a checkpoint has them.
@@ -106,7 +106,7 @@ def write(
     Parameters
     ----------
     model
-        Built-in name (smollm2-135m), transformers folder, .gguf file, or hub id.
+        Built-in name (smollm2-135m, gemma3-270m), transformers folder, .gguf file, or hub id.
     format
         A format with static scales, alike for keys and values, for example fp8-e4m3-tensor.
     out

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 
 from kvassay.core.kv_format import KVFormat, Override
+from kvassay.core.methods import words
 from kvassay.core.presets import PRESET_TEXT, PRESETS, Preset
 from kvassay.core.side_names import parse_side, side_name, unknown, whole_number
 from kvassay.core.spec import FloatDtype, QuantSpec
@@ -36,7 +37,7 @@ def parse_format(text: str) -> KVFormat:
     if parts[0] in PRESET_TEXT:
         parts = PRESET_TEXT[parts[0]].split(",") + parts[1:]
     elif not re.match(r"(k|v|kv)=", parts[0]):
-        raise FormatError(unknown("format", parts[0], [*PRESET_TEXT, "k=...,v=..."]))
+        raise FormatError(_no_format(parts[0]))
     sides: dict[str, QuantSpec] = {}
     options: dict[str, object] = {}
     overrides: list[Override] = []
@@ -59,6 +60,13 @@ def parse_format(text: str) -> KVFormat:
         overrides=tuple(overrides),
         **options,  # pyright: ignore[reportArgumentType]  (pydantic checks them)
     )
+
+
+def _no_format(text: str) -> str:
+    """Why `text` begins no format."""
+    if re.split("[:/]", text)[0] in words():
+        return f"format {text!r} is the codec of one side; write kv={text}, or k=...,v=..."
+    return unknown("format", text, list(PRESET_TEXT), "kvassay formats") + ", or write k=...,v=..."
 
 
 def _refuse_repetition(text: str, parts: list[str]) -> None:

@@ -46,7 +46,7 @@ def parse_side(text: str) -> QuantSpec:
         granularity_text = modifiers.pop(0)
     known = words()
     if codec not in known:
-        raise FormatError(unknown("codec", codec, list(known)))
+        raise FormatError(unknown("codec", codec, list(known), "kvassay formats --methods"))
     method, word = known[codec]
     granularity, group_size, block_tokens = _granularity(text, word, granularity_text if colon else None)
     fields = _modified(text, method, word, granularity, modifiers)
@@ -239,8 +239,10 @@ def whole_number(key: str, text: str) -> int:
     return int(text)
 
 
-def unknown(what: str, found: str, choices: list[str]) -> str:
-    """An error text with the nearest choice and all of them."""
+def unknown(what: str, found: str, choices: list[str], lister: str | None = None) -> str:
+    """An error text with the nearest choice, and all of them, or the command that shows them if they are too many."""
     close = difflib.get_close_matches(found, [choice for choice in choices if choice != found], n=1)
-    hint = f"; did you mean {close[0]!r}? Known" if close else "; known"
-    return f"{what} {found!r} is unknown{hint}: {', '.join(choices) or 'none'}"
+    nearest = f"; did you mean {close[0]!r}?" if close else ""
+    if lister is not None:
+        return f"{what} {found!r} is unknown{f'{nearest} See' if close else '; see'} {lister}"
+    return f"{what} {found!r} is unknown{f'{nearest} Known' if close else '; known'}: {', '.join(choices) or 'none'}"

@@ -98,9 +98,19 @@ def container_header(arrays: Sequence[StoredArray], metadata_key: str, metadata:
 def replacing_file(path: Path) -> Generator[BinaryIO]:
     """A file to write that takes the place of `path` by one rename when the block ends, and vanishes on an error.
 
-    Raises ContainerError where it cannot be written; what stood at `path` is whole then.
+    A link stays, and the file that it names is replaced. Raises ContainerError where it cannot be written; what stood
+    at `path` is whole then. Devices, pipes and folders are refused: a rename would put a file in the place of them.
     """
     require_little_endian()
+    try:
+        path = path.resolve()
+        if not path.name:
+            raise ContainerError("cannot be written: it is a folder; give a file name")
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "a device or a pipe"
+            raise ContainerError(f"cannot be written: it is {what}, which a file would replace; give a file name")
+    except (OSError, ValueError, RuntimeError) as error:  # a name too long, a null byte, a loop of links
+        raise ContainerError(f"cannot be written: {one_line(error)}") from error
     partial = path.with_name(f".{path.name[:60]}.partial-{secrets.token_hex(4)}")
     try:
         with partial.open("xb") as file:

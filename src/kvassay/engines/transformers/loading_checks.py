@@ -87,7 +87,7 @@ def check_cache(model: Any, geometry: CacheGeometry, name: str) -> None:
     """Run two tokens and compare the shapes of transformers' own cache with the geometry read from the config."""
     try:
         with quiet_transformers():
-            cache = model(input_ids=torch.tensor([[0, 0]]), use_cache=True).past_key_values
+            cache = model(input_ids=torch.tensor([[0, 0]]), use_cache=True).cache
         found = [
             (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], getattr(layer, "sliding_window", None))
             for layer in cache.layers
