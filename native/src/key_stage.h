@@ -162,7 +162,8 @@ KV_INLINE void float_scores(const TileFormat& format, const std::uint8_t* tile, 
         if (format.has_minimum) minimum = load_parameter<S>(tile + format.minimums_offset, index, format.scale_type);
       }
       unroll<kRows>([&](auto r) KV_LAMBDA {
-        Floats part = S::fma(sum[v * kRows + r], scale, total[v * kRows + r]);
+        const Floats less = S::mul(S::set(format.offset), S::set(q.group_sums[r][g]));
+        Floats part = S::fma(S::sub(sum[v * kRows + r], grouped ? less : S::zero()), scale, total[v * kRows + r]);
         if (format.has_minimum) part = S::fma(minimum, S::set(q.group_sums[r][g]), part);
         total[v * kRows + r] = part;
       });

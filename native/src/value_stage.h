@@ -30,7 +30,7 @@ KV_INLINE float scale_weights(const TileFormat& format, const std::uint8_t* tile
         base = S::fma(weight, load_parameter<S>(tile + format.minimums_offset, index, format.scale_type), base);
     }
     if (format.offset != 0) base = S::fma(product, S::set(-format.offset), base);
-    largest = S::max(largest, product);
+    largest = S::max(largest, S::absolute(product));  // ggml has scales below zero
     S::storef(scaled + t, product);
   }
   if (format.has_minimum || format.offset != 0) *constant += S::reduce_add(base);

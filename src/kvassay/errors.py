@@ -42,6 +42,10 @@ class CacheStateError(KvassayError, RuntimeError):
     """An operation that the cache cannot do in the state it is in; nothing was changed."""
 
 
+class KernelError(KvassayError, RuntimeError):
+    """A compiled kernel that was asked for is not there, or cannot serve."""
+
+
 class ContainerError(KvassayError):
     """A file of arrays that cannot be written, or is no whole safetensors file with kvassay's header."""
 

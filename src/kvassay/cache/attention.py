@@ -8,7 +8,7 @@ get decoded tensors.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,28 +16,41 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from kvassay.cache.attention_path import AttentionChoice, AttentionPath, ChosenPath
+from kvassay.cache.attention_path import AttentionPath, ChosenPath
+from kvassay.cache.fused_attention import call_obstacle, fused_attention, is_long
 from kvassay.cache.graph_capture import BREAK_REASON
 from kvassay.cache.packed_view import PackedView
 from kvassay.cache.tiled_attention import Scoring, tiled_attention
-from kvassay.errors import CacheStateError
+from kvassay.errors import CacheStateError, KernelError
+
+if TYPE_CHECKING:
+    from kvassay.cache.quantized_layer import QuantizedLayer
 
 NAME = "kvassay"
 READS_VIEWS = (NAME, "sdpa")
 """Attention implementations that know packed views."""
 
 
-def chosen_path(config: Any, choice: AttentionChoice) -> ChosenPath:
-    """The path of a model with this config. Raises CacheStateError where the one asked for is not there."""
+def chosen_path(config: Any, layer: QuantizedLayer) -> ChosenPath:
+    """The path of a layer in a model with this config. Raises where the one asked for is not there: CacheStateError,
+    and KernelError where kernels cannot read what the layer stores."""
+    choice = layer.attention
     decoder = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     name = getattr(decoder, "_attn_implementation", None)
     if choice == "decoded":
         return ChosenPath(AttentionPath.DECODED, "attention='decoded' was asked for")
     if name in READS_VIEWS and AttentionInterface().get(name) in (packed_sdpa, packed_attention):
-        return ChosenPath(AttentionPath.TILED, f"the model's attention is {name!r}, which reads pages")
+        reads = f"the model's attention is {name!r}, which reads pages"
+        if choice == "tiled":
+            return ChosenPath(AttentionPath.TILED, f"{reads}, and attention='tiled' was asked for")
+        if (obstacle := layer.kernel_obstacle) is None:
+            return ChosenPath(AttentionPath.FUSED, reads)
+        if choice == "fused":
+            raise KernelError(f"attention='fused' was asked for, and kernels cannot read this layer: {obstacle}")
+        return ChosenPath(AttentionPath.TILED, f"{reads}; kernels do not: {obstacle}")
     way_out = f"model.set_attn_implementation({NAME!r}) reads pages"
-    if choice == "tiled":
-        raise CacheStateError(f"attention='tiled' was asked for and the model's attention is {name!r}; {way_out}")
+    if choice in ("tiled", "fused"):
+        raise CacheStateError(f"attention={choice!r} was asked for and the model's attention is {name!r}; {way_out}")
     return ChosenPath(AttentionPath.DECODED, f"the model's attention is {name!r}; {way_out}")
 
 
@@ -89,8 +102,13 @@ def _attend(
     assert isinstance(key, PackedView), "the caller checks"
     seen = key.seen()
     assert seen is not None, "the caller checks"
-    seen.layer.path = AttentionPath.TILED
-    out = tiled_attention(query.detach(), seen, mask, _scoring(query, kwargs))
+    query, scoring, layer = query.detach(), _scoring(query, kwargs), seen.layer
+    obstacle = "" if layer.attention == "tiled" or is_long(query, seen) else call_obstacle(query, seen, mask)
+    if obstacle and layer.attention == "fused":
+        raise KernelError(f"attention='fused' was asked for, and kernels cannot serve this call: {obstacle}")
+    layer.path = AttentionPath.FUSED if obstacle is None else AttentionPath.TILED
+    attend = fused_attention if obstacle is None else tiled_attention
+    out = attend(query, seen, mask, scoring)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-AttentionChoice = Literal["auto", "tiled", "decoded"]
+AttentionChoice = Literal["auto", "fused", "tiled", "decoded"]
 
 
 class AttentionPath(StrEnum):
     """How attention reads stored tokens."""
 
+    FUSED = "fused (compiled)"
+    """From the codes in their pages, by compiled kernels; no page is decoded."""
     TILED = "tiled (torch)"
     """Page by page; working memory is one tile."""
     DECODED = "decoded"

@@ -180,6 +180,13 @@ class PagePool:
         """Say that what was to be read ahead was read."""
         self._storage.drop_ahead()
 
+    def addresses(self, pages: PageIds) -> NDArray[np.int64] | None:
+        """Where each page begins in memory; None where pages do not stay in memory. Good until the pool changes."""
+        if not isinstance(self._storage, MemorySlabs) or self.device.type != "cpu":
+            return None
+        starts = self._storage.addresses(self._slab_of[pages])
+        return starts + self._place_of[pages].astype(np.int64) * self.layout.nbytes
+
     @_alone
     def trim(self) -> None:
         """Give back slabs whose pages are all free; it costs nothing where no page came free since the last time."""

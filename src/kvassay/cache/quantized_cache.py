@@ -143,7 +143,8 @@ class QuantizedCache(Cache):
         layer = self.quantized_layers[layer_idx]
         self.quantized_layers[layer_idx - 1].require_whole()
         self.require_even(layer)
-        layer.hands_out_views = chosen_path(self.config, self._attention).path is AttentionPath.TILED
+        layer.attention = self._attention
+        layer.hands_out_views = chosen_path(self.config, layer).path is not AttentionPath.DECODED
         return layer.update(key_states, value_states, *args, **kwargs)
 
     def require_even(self, layer: QuantizedLayer | None = None) -> None:
@@ -164,11 +165,12 @@ class QuantizedCache(Cache):
 
     def explain(self) -> tuple[LayerPath, ...]:
         """How attention reads each layer, and why so."""
-        chosen = chosen_path(self.config, self._attention)
-        return tuple(
-            LayerPath(index, layer.path, chosen.path, chosen.reason)
-            for index, layer in enumerate(self.quantized_layers)
-        )
+        found: list[LayerPath] = []
+        for index, layer in enumerate(self.quantized_layers):
+            layer.attention = self._attention
+            chosen = chosen_path(self.config, layer)
+            found.append(LayerPath(index, layer.path, chosen.path, chosen.reason))
+        return tuple(found)
 
     def ledger(self) -> ByteLedger:
         """Bytes of the real storages, by side and owner. Pages that only other caches of a fork hold are theirs.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -20,8 +20,9 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from kvassay.cache.arguments import whole_number
-from kvassay.cache.attention_path import AttentionPath
+from kvassay.cache.attention_path import AttentionChoice, AttentionPath
 from kvassay.cache.cohorts import Cohort, LayerCalibration, StoredHeads, row_numbers, select_rows
+from kvassay.cache.kernel_obstacle import layer_obstacle
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.offload import Offload
 from kvassay.cache.packed_view import NewTokens, SeenTokens
@@ -73,6 +74,7 @@ class QuantizedLayer(CacheLayerMixin):
         """What interrupted it where nobody could see it."""
         self.hands_out_views = False
         """True where what reads this layer knows PackedView."""
+        self.attention: AttentionChoice = "auto"
         self.path = AttentionPath.NONE
         """How attention read this layer last."""
         super().__init__()
@@ -89,6 +91,16 @@ class QuantizedLayer(CacheLayerMixin):
         self._offload = offload
         self._next_layer: weakref.ref[QuantizedLayer] | None = None
         self.reset()
+
+    @cached_property
+    def kernel_obstacle(self) -> str | None:
+        """Why compiled kernels cannot read this layer; None where they can."""
+        return layer_obstacle(
+            self._groups,
+            self.geometry,
+            is_offloaded=self._offload is not None,
+            transforms_keys=self.key_transform is not None,
+        )
 
     def reset(self) -> None:
         """Forget everything, padding of the rows excepted."""

@@ -27,7 +27,7 @@ class SideCodec:
     ) -> None:
         self._plan = plan
         self._quantizer = quantizer(plan.spec)
-        self._calibration = calibration
+        self.calibration = calibration
         # Plain floats are stored as they are: only codes gain from another form of the key.
         self._key_transform = None if plan.spec.is_exact else key_transform
         self._on_clip: OnClip = on_clip
@@ -54,7 +54,7 @@ class SideCodec:
             values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
             if self._key_transform is not None:
                 values = self._key_transform.forward(values, self._plan.sinks + low)
-            pieces.append(self._quantizer.encode(values, self._calibration))
+            pieces.append(self._quantizer.encode(values, self.calibration))
         self._check_clipped(pieces)
         return tuple(pieces)
 
@@ -64,10 +64,10 @@ class SideCodec:
         block = self._plan.spec.tokens_per_block
         first = run.start + (begin - run.start) // block * block
         if self._key_transform is None:
-            values = decode_as(self._quantizer, streams, dtype, self._calibration)
+            values = decode_as(self._quantizer, streams, dtype, self.calibration)
         else:
             position = self._plan.sinks + first
-            values = decode_keys(self._quantizer, streams, dtype, self._calibration, self._key_transform, position)
+            values = decode_keys(self._quantizer, streams, dtype, self.calibration, self._key_transform, position)
         return values[:, :, begin - first : end - first]
 
     def _check_clipped(self, encoded: Sequence[Encoded]) -> None:

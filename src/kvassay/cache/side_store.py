@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -45,12 +46,24 @@ from kvassay.errors import CacheStateError, KvassayError
 from kvassay.formats import Calibration
 from kvassay.formats.base import Streams, require_finite
 from kvassay.formats.floating import round_to
+from kvassay.kernels.tile_formats import TileSide, tile_side
 
 SlabsFor = Callable[[PageLayout, torch.device], SlabStorage]
 """Makes the storage of a pool of coded pages."""
 
 RECORDED_TOKENS = 256
 """While recording, a crop of up to this many tokens finds everything as it was."""
+
+
+class PagePart(NamedTuple):
+    """Tokens of one kind that follow each other."""
+
+    kind: Literal["sinks", "coded", "tail"]
+    rows: PagedRows
+    start: int
+    """Token in the first place of the first page, in the numbering of `begin` and `end`."""
+    begin: int
+    end: int
 
 
 class SideParts(NamedTuple):
@@ -91,6 +104,7 @@ class SideStore:
         self.clipped_values = 0
         self.encoded_values = 0
         self.recording = False
+        self.exact_dtype: FloatDtype = exact_dtype
         self._codec = SideCodec(plan, calibration, key_transform, on_clip)
         self._name = name
         self._slabs_for = slabs_for
@@ -176,6 +190,24 @@ class SideStore:
         for low, high, values in self._parts(dtype, begin, end):
             seen[:, :, low - begin : high - begin] = values
         return seen
+
+    def page_parts(self, begin: int, end: int) -> Iterator[PagePart]:
+        """Pages of tokens `begin` to `end - 1`, in their order; tokens count from the first sink."""
+        sinks, coded_end = self.sink_tokens, self.sink_tokens + self.coded
+        if self._sinks is not None and begin < min(end, sinks):
+            yield PagePart("sinks", self._sinks, self._sinks.start, begin, min(end, sinks))
+        for run in self.coded_pages:
+            low, high = max(begin, sinks + run.first), min(end, sinks + run.end)
+            if low < high:
+                yield PagePart("coded", run, sinks + run.start, low, high)
+        if self._tail is not None and max(begin, coded_end) < end:
+            yield PagePart("tail", self._tail, sinks + self._tail.start, max(begin, coded_end), end)
+
+    @cached_property
+    def tile_side(self) -> TileSide:
+        """What kernels need to read this store's pages; only where nothing stands in their way (`kernel_obstacle`)."""
+        layouts = (self.coded_layout, self.tail_layout, self.sinks_layout)
+        return tile_side(self.plan, layouts, self.exact_dtype, self.kv_heads, self.dim, self._codec.calibration)
 
     def read_ahead(self, begin: int) -> None:
         """Say that tokens from `begin` on are read next, so that offloaded pages of theirs are fetched meanwhile."""

@@ -102,6 +102,7 @@ class MemorySlabs:
         self._page_nbytes = page_nbytes
         self._device = device
         self._slabs: dict[int, Tensor] = {}
+        self._starts: tuple[int, NDArray[np.int64]] | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -110,11 +111,24 @@ class MemorySlabs:
     def slab(self, number: int) -> Tensor:
         return self._slabs[number]
 
+    def addresses(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Where slabs begin in memory."""
+        if self._starts is None:
+            lowest, highest = min(self._slabs), max(self._slabs)
+            starts = np.zeros(highest - lowest + 1, np.int64)
+            for number, slab in self._slabs.items():
+                starts[number - lowest] = slab.data_ptr()
+            self._starts = lowest, starts
+        lowest, starts = self._starts
+        return starts[numbers - lowest]
+
     def add(self, number: int, pages: int) -> None:
         self._slabs[number] = page_memory(pages, self._page_nbytes, device=self._device)
+        self._starts = None
 
     def drop(self, number: int) -> None:
         del self._slabs[number]
+        self._starts = None
 
     def clear(self, part: SlabPart) -> None:
         self._slabs[part.number][torch.from_numpy(part.places).to(self._device)] = 0

@@ -11,6 +11,7 @@ Arithmetic is in float32, in float64 for a float64 model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,10 +48,10 @@ def tiled_attention(
     out = query.new_empty((*query.shape[:3], geometry.value_dim))
     ratio = query.shape[1] // geometry.kv_heads
     for cohort in seen.cohorts:
-        rows = _picked(cohort.rows, query.shape[0], query.device)
+        rows = picked_rows(cohort.rows, query.shape[0], query.device)
         for group in cohort.stored_heads:
             heads = [head * ratio + index for head in group.heads for index in range(ratio)]
-            picked = _picked(heads, query.shape[1], query.device)
+            picked = picked_rows(heads, query.shape[1], query.device)
             part = _Part(seen, cohort, group, ratio, rows, picked)
             own = query[rows][:, picked]
             result = part.attend(own, mask, scoring)
@@ -171,7 +172,7 @@ class _RunningSoftmax:
         return self._sums / torch.where(self._total == 0, 1.0, self._total)
 
 
-def _picked(numbers, count: int, device: torch.device) -> Tensor | slice:
+def picked_rows(numbers: Sequence[int], count: int, device: torch.device) -> Tensor | slice:
     """Index of an axis; a slice where all are taken in order, which copies nothing."""
     if tuple(numbers) == tuple(range(count)):
         return slice(None)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvassay.core.spec import QuantSpec
 from kvassay.errors import CalibrationError, NonFiniteError, RangeError
 from kvassay.formats.calibration import MIN_MAX, CalibrationPolicy
+from kvassay.formats.tile_reading import TileReading
 
 Streams = dict[str, Tensor]
 """Stored arrays by name, each `[batch, heads, blocks, *block_shape]` as `core.layout.streams` declares them."""
@@ -56,6 +57,10 @@ class Quantizer(ABC):
         self, streams: Streams, dtype: torch.dtype = torch.float32, calibration: Calibration | None = None
     ) -> Float[Tensor, "batch kv_heads tokens dim"]:
         """Values of the packed streams, computed in `dtype`."""
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        """How kernels read codes of `dim` channels in place; None where they must be decoded."""
+        return None
 
     def calibrate(
         self, values: Float[Tensor, "batch kv_heads tokens dim"], policy: CalibrationPolicy = MIN_MAX

@@ -48,6 +48,7 @@ from kvassay.formats.grouping import (
 )
 from kvassay.formats.packing import pack_codes, unpack_codes
 from kvassay.formats.rotation import hadamard
+from kvassay.formats.tile_reading import TileReading, table_code, unsigned_code
 
 EXL3_GROUP = 32
 
@@ -79,6 +80,13 @@ class MidpointQuantizer(Quantizer):
         scale = load_parameters(streams["scales"], self.spec).to(dtype)
         return self._backward(ungroup_values(grouped * scale, self.spec))
 
+    def tile_reading(self, dim: int) -> TileReading | None:
+        code = unsigned_code(self.spec.num_bits)
+        if code is None:
+            return None
+        cells = 1 << self.spec.num_bits
+        return TileReading(code, offset=(cells - 1) / 2, factor=2 / cells)
+
     def _scale(self, largest: Tensor) -> tuple[Tensor, Tensor]:
         """The stored scale, and the one that codes are computed with."""
         scale = stored_outward(largest, self._scale_dtype, "scale", up=True)
@@ -106,6 +114,16 @@ class Exl3Quantizer(MidpointQuantizer):
         if spec.granularity is not Granularity.GROUP or spec.group_size != EXL3_GROUP:
             raise FormatError(f"exl3 has groups of {EXL3_GROUP} channels, found {spec.group_size}")
         self._linear_share = float(spec.option("compand"))
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        if not self._linear_share:
+            reading = super().tile_reading(dim)
+            return None if reading is None else reading._replace(basis=self._forward)
+        code = table_code(self.spec.num_bits)
+        if code is None:
+            return None
+        levels = self._levels(torch.arange(1 << self.spec.num_bits), torch.float64)
+        return TileReading(code, table=tuple(levels.tolist()), basis=self._forward)
 
     def _scale(self, largest: Tensor) -> tuple[Tensor, Tensor]:
         divisor = largest + 1e-10

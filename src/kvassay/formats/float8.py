@@ -53,6 +53,7 @@ from kvassay.formats.grouping import (
     unblock_codes,
     ungroup_values,
 )
+from kvassay.formats.tile_reading import TileReading
 
 
 class Element(NamedTuple):
@@ -146,6 +147,11 @@ class Float8Quantizer(Quantizer):
         else:
             scale = load_parameters(streams["scales"], self.spec)
         return ungroup_values(grouped * scale.to(computing), self.spec).to(dtype)
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        if self.spec.code_dtype != "float8_e4m3fn" or self._shares_exponent:
+            return None
+        return TileReading("float8_e4m3fn")
 
     def _scale(self, magnitude: Tensor) -> Tensor:
         assert self.spec.scale_dtype is not None, "the grammar gives every granularity a scale dtype"

@@ -8,6 +8,7 @@ from torch import Tensor
 from kvassay.errors import RangeError
 from kvassay.formats.base import Calibration, Encoded, Quantizer, Streams, require_finite
 from kvassay.formats.grouping import block_codes, unblock_codes
+from kvassay.formats.tile_reading import TileReading
 
 
 class FloatQuantizer(Quantizer):
@@ -18,6 +19,9 @@ class FloatQuantizer(Quantizer):
     def encode(self, values: Tensor, calibration: Calibration | None = None) -> Encoded:
         require_finite(values)
         return Encoded({"codes": block_codes(round_to(values, self.spec.code_dtype), self.spec)}, 0)
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        return TileReading(self.spec.code_dtype)  # pyright: ignore[reportArgumentType]
 
     def decode(
         self, streams: Streams, dtype: torch.dtype = torch.float32, calibration: Calibration | None = None

@@ -79,6 +79,11 @@ def parameter(streams: Streams, name: str, dtype: torch.dtype) -> Tensor:
     return streams[name].to(dtype).unsqueeze(-1)
 
 
+def byte_order(values: Tensor) -> Tensor:
+    """Channels `[..., dim]` in the order in which the 4-bit codes of their blocks stand in the bytes."""
+    return values.unflatten(-1, (-1, 2, HALF)).transpose(-1, -2).flatten(-3)
+
+
 def to_ggml_rows(streams: Streams) -> Tensor:
     """ggml's own bytes, by block: scale, minimum if there is one, codes. `[batch, heads, tokens, nbytes]` uint8."""
     heads = [streams[name].contiguous() for name in ("scales", "minimums") if name in streams]

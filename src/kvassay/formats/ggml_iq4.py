@@ -22,6 +22,7 @@ from kvassay.formats.ggml_blocks import (
     HALF,
     GgmlQuantizer,
     block_bytes,
+    byte_order,
     inverse,
     join_halves,
     largest_signed,
@@ -29,6 +30,7 @@ from kvassay.formats.ggml_blocks import (
     split_halves,
 )
 from kvassay.formats.grouping import block_codes
+from kvassay.formats.tile_reading import TileReading
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 SMALLEST = 1e-15
@@ -45,6 +47,9 @@ class Iq4Quantizer(GgmlQuantizer):
         scale = torch.where(some, _fitted_scale(blocks, levels[codes]), 0.0)
         packed = join_halves(codes.to(torch.uint8)).flatten(-2)
         return Encoded({"codes": block_codes(packed, self.spec), "scales": self._stored(scale, "scale")}, 0)
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        return TileReading("table4", table=tuple(map(float, LEVELS)), basis=byte_order)
 
     def decode(
         self, streams: Streams, dtype: torch.dtype = torch.float32, calibration: Calibration | None = None

@@ -18,6 +18,7 @@ from kvassay.formats.ggml_blocks import (
     HALF,
     GgmlQuantizer,
     block_bytes,
+    byte_order,
     inverse,
     join_halves,
     largest_signed,
@@ -25,6 +26,7 @@ from kvassay.formats.ggml_blocks import (
     split_halves,
 )
 from kvassay.formats.grouping import block_codes
+from kvassay.formats.tile_reading import TileReading
 
 
 class Q4Quantizer(GgmlQuantizer):
@@ -44,6 +46,9 @@ class Q4Quantizer(GgmlQuantizer):
             parameters = {"scales": self._stored(scale, "scale"), "minimums": self._stored(minimum, "minimum")}
         packed = join_halves(codes.to(torch.uint8)).flatten(-2)
         return Encoded({"codes": block_codes(packed, self.spec), **parameters}, 0)
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        return TileReading("uint4", offset=8.0 if self.spec.symmetric else 0.0, basis=byte_order)
 
     def decode(
         self, streams: Streams, dtype: torch.dtype = torch.float32, calibration: Calibration | None = None

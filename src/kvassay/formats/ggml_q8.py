@@ -14,6 +14,7 @@ from torch import Tensor
 from kvassay.formats.base import Calibration, Encoded, Streams
 from kvassay.formats.ggml_blocks import BLOCK_SIZE, GgmlQuantizer, block_bytes, inverse, parameter
 from kvassay.formats.grouping import block_codes
+from kvassay.formats.tile_reading import TileReading
 
 
 class Q8Quantizer(GgmlQuantizer):
@@ -25,6 +26,9 @@ class Q8Quantizer(GgmlQuantizer):
         rounded = torch.sign(scaled) * torch.floor(scaled.abs() + 0.5)
         codes = block_codes(rounded.to(torch.int8).flatten(-2), self.spec)
         return Encoded({"codes": codes, "scales": self._stored(scale, "scale")}, 0)
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        return TileReading("int8")
 
     def decode(
         self, streams: Streams, dtype: torch.dtype = torch.float32, calibration: Calibration | None = None

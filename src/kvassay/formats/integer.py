@@ -51,6 +51,7 @@ from kvassay.formats.grouping import (
     ungroup_values,
 )
 from kvassay.formats.packing import pack_codes, unpack_codes
+from kvassay.formats.tile_reading import TileReading, unsigned_code
 
 
 class _Grid(NamedTuple):
@@ -119,6 +120,10 @@ class IntegerQuantizer(Quantizer):
         grouped, _ = group_values(codes, self.spec)
         grid = self._static_grid(calibration) if self.spec.is_static else self._stored_grid(streams)
         return ungroup_values(self._on_grid(grouped, grid, dtype), self.spec)
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        code = "int8" if self.spec.code_dtype == "int8" else unsigned_code(self.spec.num_bits)
+        return None if code is None else TileReading(code, offset=self._offset)
 
     @staticmethod
     def _on_grid(codes: Tensor, grid: _Grid, dtype: torch.dtype) -> Tensor:

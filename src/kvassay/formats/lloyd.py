@@ -29,7 +29,7 @@ import math
 import torch
 from torch import Tensor
 
-from kvassay.core.spec import QuantSpec
+from kvassay.core.spec import Granularity, QuantSpec
 from kvassay.errors import FormatError
 from kvassay.formats.base import (
     Calibration,
@@ -51,6 +51,7 @@ from kvassay.formats.grouping import (
 )
 from kvassay.formats.ordered_sum import ordered_sum, row_norm
 from kvassay.formats.packing import pack_codes, unpack_codes
+from kvassay.formats.tile_reading import TileReading, table_code
 
 POSITIVE_LEVELS: dict[int, tuple[float, ...]] = {
     1: (0.797884560803,),
@@ -120,3 +121,12 @@ class LloydQuantizer(Quantizer):
         elif self._norm == "preserved":
             factor = factor / torch.sqrt(ordered_sum(levels.square()))
         return ungroup_values(levels * factor, self.spec)
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        code = table_code(self.spec.num_bits)
+        # Decoded rows that keep their norm are scaled by a sum over all their codes.
+        if code is None or self._norm == "preserved":
+            return None
+        group = self.spec.group_size if self.spec.granularity is Granularity.GROUP else dim
+        factor = 1.0 if self._norm == "corrected" else 1 / math.sqrt(group or dim)
+        return TileReading(code, factor=factor, table=lloyd_levels(self.spec.num_bits))

@@ -51,6 +51,7 @@ from kvassay.formats.grouping import (
     ungroup_values,
 )
 from kvassay.formats.packing import pack_codes, unpack_codes
+from kvassay.formats.tile_reading import TileReading
 
 NF4_LEVELS = (
     -1.0,
@@ -129,6 +130,12 @@ class Nf4Quantizer(Quantizer):
             return dense
         channels = unblock_codes(streams["outlier_channels"]).to(torch.int64)
         return dense.scatter(-1, channels, unblock_codes(streams["outliers"]).to(dtype))
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        if self._outliers:
+            return None
+        # (level + 1) · scale + minimum on the asymmetric grid.
+        return TileReading("table4", offset=0.0 if self.spec.symmetric else -1.0, table=NF4_LEVELS)
 
     def _split(self, values: Tensor) -> _Split:
         if not self._outliers:

@@ -22,6 +22,7 @@ from kvassay.formats.base import (
 )
 from kvassay.formats.calibration import MIN_MAX, CalibrationPolicy, calibration_source
 from kvassay.formats.rotation import rotate, unrotate
+from kvassay.formats.tile_reading import TileReading
 
 
 class Transformed(Quantizer):
@@ -38,6 +39,16 @@ class Transformed(Quantizer):
     def encode(self, values: Tensor, calibration: Calibration | None = None) -> Encoded:
         require_finite(values)
         return self._inner.encode(self._forward(values, calibration), calibration)
+
+    def tile_reading(self, dim: int) -> TileReading | None:
+        inner = self._inner.tile_reading(dim)
+        # A mean that is added back is no change of basis.
+        if inner is None or self.spec.mean:
+            return None
+        last = inner.basis
+        return inner._replace(
+            basis=lambda values: rotate(values, self.spec) if last is None else last(rotate(values, self.spec))
+        )
 
     def decode(
         self, streams: Streams, dtype: torch.dtype = torch.float32, calibration: Calibration | None = None

@@ -1,0 +1,199 @@
+"""Attention over packed pages by the compiled kernels, without decoding a page.
+
+Every query of a call is multiplied with the codes themselves; `kvassay.kernels` says which codes. Rows of a cohort and
+heads of a head group go in one call. The call's own tokens, where it has several, are read exactly: they stand in pages
+of floats that live as long as the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kvassay.cache.cohorts import Cohort, StoredHeads
+from kvassay.cache.packed_view import SeenTokens
+from kvassay.cache.side_store import PagePart, SideStore
+from kvassay.cache.tiled_attention import Scoring, picked_rows
+from kvassay.core.paging import exact_page_layout
+from kvassay.core.spec import FloatDtype
+from kvassay.kernels.native import instruction_set, native_module
+from kvassay.kernels.tile_formats import MAX_QUERIES, TileSide, float_format
+
+_FLOATS: dict[torch.dtype, FloatDtype] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+_PAGE_TOKENS = 16
+_MOST_PARTS = 4
+"""Sinks, coded tokens, tail and the call's own tokens."""
+
+
+def is_long(query: Tensor, seen: SeenTokens) -> bool:
+    """True for a call of so many tokens that pages are better decoded once for all of them."""
+    return query.shape[1] // seen.layer.geometry.kv_heads * query.shape[2] > MAX_QUERIES
+
+
+def call_obstacle(query: Tensor, seen: SeenTokens, mask: Tensor | None) -> str | None:
+    """Why the kernels cannot serve a call that is not long; None where they can."""
+    if (found := seen.layer.kernel_obstacle) is not None:
+        return found
+    for cohort in seen.cohorts:
+        for group in cohort.stored_heads:
+            parts = max(len(store.coded_pages) for store in (group.keys, group.values))
+            if parts > _MOST_PARTS - 2 - (seen.new is not None):
+                return "blocks were cut by a crop, and lie in more pieces than a kernel takes"
+    if query.device.type != "cpu" or query.dtype not in _FLOATS:
+        return (
+            f"queries are {query.dtype} on {query.device.type}; kernels take float32, float16 and bfloat16 on the CPU"
+        )
+    if mask is not None and mask.dtype != torch.bool:
+        return "the mask is added to scores; kernels take masks of booleans"
+    return None
+
+
+def fused_attention(
+    query: Float[Tensor, "batch query_heads queries head_dim"],
+    seen: SeenTokens,
+    mask: Tensor | None,
+    scoring: Scoring,
+) -> Float[Tensor, "batch query_heads queries value_dim"]:
+    """As `tiled_attention`, for a call without an obstacle."""
+    geometry = seen.layer.geometry
+    out = query.new_empty((*query.shape[:3], geometry.value_dim))
+    ratio = query.shape[1] // geometry.kv_heads
+    for cohort in seen.cohorts:
+        rows = picked_rows(cohort.rows, query.shape[0], query.device)
+        for group in cohort.stored_heads:
+            heads = picked_rows(
+                [head * ratio + index for head in group.heads for index in range(ratio)], query.shape[1], query.device
+            )
+            result = _attend(query[rows][:, heads], seen, cohort, group, _part(mask, rows, heads), scoring, heads)
+            if isinstance(heads, slice):
+                out[rows] = result.to(out.dtype)
+            elif isinstance(rows, slice):
+                out[:, heads] = result.to(out.dtype)
+            else:
+                out[rows[:, None], heads[None]] = result.to(out.dtype)
+    for side in ("keys", "values"):
+        seen.layer.was_read(seen.cohorts, side)
+    return out
+
+
+def _attend(
+    query: Tensor,
+    seen: SeenTokens,
+    cohort: Cohort,
+    group: StoredHeads,
+    mask: Tensor | None,
+    scoring: Scoring,
+    heads: Tensor | slice,
+) -> Tensor:
+    padding = cohort.padding
+    begin, end = max(seen.begin, padding) - padding, max(seen.end, padding) - padding
+    rows, _, queries, _ = query.shape
+    query = query.to(torch.float32).contiguous()
+    out = query.new_zeros((*query.shape[:3], group.values.dim))
+    own = _OwnPages(seen, cohort, group, end) if seen.new is not None else None
+    last = end + (own.tokens if own is not None else 0)
+    if begin == last:
+        return out
+    keys_side, values_side = group.keys.tile_side, group.values.tile_side
+    keys = _segments(group.keys, keys_side, begin, end)
+    values = _segments(group.values, values_side, begin, end)
+    if own is not None and own.tokens:
+        keys.append(own.keys)
+        values.append(own.values)
+    coded_out = None if values_side.basis is None else torch.zeros_like(out)
+    if mask is not None:
+        # Columns of the batch as tokens of these rows.
+        first = max(0, padding - seen.begin)
+        mask = mask[..., first:].contiguous().view(torch.uint8)
+    sinks = None if scoring.sinks is None else scoring.sinks[heads].to(torch.float32).contiguous()
+    native_module().attend(
+        query=query.numpy(),
+        coded_query=None if keys_side.basis is None else (query @ keys_side.basis).numpy(),
+        keys=keys,
+        values=values,
+        out=out.numpy(),
+        coded_out=None if coded_out is None else coded_out.numpy(),
+        kv_heads=group.keys.kv_heads,
+        scaling=scoring.scaling,
+        softcap=scoring.softcap or 0.0,
+        sinks=None if sinks is None else sinks.numpy(),
+        own_column=last - queries,
+        mask=None if mask is None else mask.numpy(),
+        threads=torch.get_num_threads(),
+        instruction_set=instruction_set(),
+    )
+    if coded_out is not None:
+        assert values_side.basis is not None, "sums are apart for the basis"
+        out += coded_out @ values_side.basis.T
+    return out
+
+
+def _segments(store: SideStore, side: TileSide, begin: int, end: int) -> list[Any]:
+    return [_segment(part, side) for part in store.page_parts(begin, end)]
+
+
+def _segment(part: PagePart, side: TileSide) -> Any:
+    addresses = part.rows.pool.addresses(part.rows.table)
+    assert addresses is not None, "the call has no obstacle, so pages stay in memory"
+    formats = {"sinks": side.sinks, "coded": side.coded, "tail": side.tail}
+    return native_module().Segment(
+        format=formats[part.kind],
+        pages=addresses,
+        start=part.start,
+        begin=part.begin,
+        end=part.end,
+        head_scale=side.head_scale if part.kind == "coded" else None,
+    )
+
+
+class _OwnPages:
+    """The call's own tokens as pages of floats, which it keeps alive."""
+
+    def __init__(self, seen: SeenTokens, cohort: Cohort, group: StoredHeads, begin: int) -> None:
+        assert seen.new is not None, "the caller checks"
+        # Columns of the call that are padding of these rows.
+        skip = max(0, cohort.padding - seen.end)
+        rows = picked_rows(cohort.rows, seen.new.keys.shape[0], seen.new.keys.device)
+        heads = picked_rows(group.heads, seen.new.keys.shape[1], seen.new.keys.device)
+        keys, values = (each[rows][:, heads, skip:].to(torch.float32) for each in seen.new)
+        self.tokens = keys.shape[2]
+        self.keys, self._keys_memory = self._paged(keys, "keys", begin)
+        self.values, self._values_memory = self._paged(values, "values", begin)
+
+    def _paged(self, states: Tensor, side: Any, begin: int) -> tuple[Any, Tensor]:
+        rows, heads, tokens, dim = states.shape
+        layout = exact_page_layout("float32", heads, dim, side, _PAGE_TOKENS)
+        pages = -(-tokens // _PAGE_TOKENS)
+        padded = states.new_zeros((rows, heads, pages, _PAGE_TOKENS, dim))
+        padded.view(rows, heads, pages * _PAGE_TOKENS, dim)[:, :, :tokens] = states
+        order = layout.regions[0].order
+        if order is not None:
+            padded = padded.transpose(3, 4)
+        memory = padded.transpose(1, 2).contiguous()
+        step = heads * _PAGE_TOKENS * dim * memory.element_size()
+        addresses = memory.data_ptr() + step * np.arange(rows * pages, dtype=np.int64).reshape(rows, pages)
+        segment = native_module().Segment(
+            format=float_format("float32", layout, dim),
+            pages=addresses,
+            start=begin,
+            begin=begin,
+            end=begin + tokens,
+            head_scale=None,
+        )
+        return segment, memory
+
+
+def _part(mask: Tensor | None, rows: Tensor | slice, heads: Tensor | slice) -> Tensor | None:
+    """The mask of some rows and query heads; axes of one entry stay."""
+    if mask is None:
+        return None
+    mask = mask[rows] if mask.shape[0] > 1 else mask
+    return mask[:, heads] if mask.shape[1] > 1 else mask
