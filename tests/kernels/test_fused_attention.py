@@ -216,10 +216,10 @@ def test_what_kernels_cannot_read_is_refused_where_they_were_asked_for() -> None
         Layer("nvfp4", attention="fused").call(1, 0)
     layer = Layer("int4-g64", attention="fused")
     layer.call(10, 0)
+    module = nn.Module()
+    module.is_causal, module.num_key_value_groups = True, 3
+    packed = layer.cache.update(draw(1, 2, 2, 1, 64), draw(2, 2, 2, 1, 64), 0)
     with pytest.raises(KernelError, match="the mask is added to scores"):
-        module = nn.Module()
-        module.is_causal, module.num_key_value_groups = True, 3
-        packed = layer.cache.update(draw(1, 2, 2, 1, 64), draw(2, 2, 2, 1, 64), 0)
         packed_attention(module, draw(3, 2, 6, 1, 64), *packed, torch.zeros(1, 1, 1, 11), scaling=0.3)
 
 

@@ -95,7 +95,7 @@ def _attend(
 ) -> Tensor:
     padding = cohort.padding
     begin, end = max(seen.begin, padding) - padding, max(seen.end, padding) - padding
-    rows, _, queries, _ = query.shape
+    queries = query.shape[2]
     query = query.to(torch.float32).contiguous()
     out = query.new_zeros((*query.shape[:3], group.values.dim))
     own = _OwnPages(seen, cohort, group, end) if seen.new is not None else None

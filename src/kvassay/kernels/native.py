@@ -50,9 +50,8 @@ def instruction_set() -> str:
     state = native_state()
     wanted = os.environ.get(INSTRUCTION_SET_VARIABLE, "")
     if wanted and wanted not in state.instruction_sets:
-        raise KernelError(
-            f"{INSTRUCTION_SET_VARIABLE} is {wanted!r}; this processor and build have {', '.join(state.instruction_sets)}"
-        )
+        there = ", ".join(state.instruction_sets)
+        raise KernelError(f"{INSTRUCTION_SET_VARIABLE} is {wanted!r}; this processor and build have {there}")
     return wanted or state.instruction_sets[0]
 
 
