@@ -5,7 +5,8 @@ A page holds some consecutive tokens of one side of one layer of one sequence, f
     [tile of head 0][tile of head 1]...[shared arrays]      tile: [codes][scales][minimums]..., each on a 64-byte bound
 
 with the bytes of an array in the order in which attention reads them (`TileOrder`, docs/design/tile-layout.md). So its
-bytes depend on its tokens, their keys or values and the format, and on nothing else. A side has up to three kinds: coded pages, tail pages (full precision, tokens that wait or that the window protects) and one page of sinks.
+bytes depend on its tokens, their keys or values and the format, and on nothing else. A side has up to three kinds:
+coded pages, tail pages (full precision, tokens that wait or that the window protects) and one page of sinks.
 The store allocates and the ledger predicts from what is written here.
 """
 
