@@ -53,6 +53,7 @@ class Reservation:
             try:
                 self._held.append((pool, pool.hold(count, column)))
             except BaseException:
+                pool.trim()  # of slabs that it got before it failed
                 self.give_up()
                 raise
 

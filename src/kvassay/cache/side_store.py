@@ -265,8 +265,8 @@ class SideStore:
             exact_from = parts.tail.first if parts.tail.tokens else old_end
             kept_from = min(coded, max(exact_from, end - plan.recent - block - RECORDED_TOKENS))
         new_tail = new[:, :, max(0, kept_from - old_end) :]
-        # Coded pages that a sliding layer leaves are used again: what it keeps depends on the length alone.
-        parts.coded.pool.ensure(parts.tail.rows * coded_capacity(plan, coded))
+        # Pages that a sliding layer leaves are used again, and what it keeps of them depends on the length alone.
+        parts.coded.pool.ensure(parts.tail.rows * coded_capacity(plan, coded) if plan.sliding_window else 0)
         waiting = range(end - new_tail.shape[2], end)
         reserved = reserve(parts, min(tokens, plan.sinks), dropped, range(first, coded), kept_from, waiting)
         return Change(tokens, new_sinks, coded, dropped, first, encoded, kept_from, new_tail, reserved)

@@ -58,9 +58,7 @@ def print_answers(
         "limit",
     ]
     print_table(header, rows, right=(1, 2, 3, 4, 6, 7, 8))
-    print(
-        f"\nbits and B a row: at {context:,} tokens; used B: the peak on the way there, which batch and context keep to"
-    )
+    print(f"\nbits and B a row: at {context:,} tokens; used B: the peak on the way there, which has to fit")
     print(f"f16 for comparison: batch {plain.batch.batch:,}, longest row {plain.context.tokens:,} tokens")
     for one in found:
         name, batch = one.kv_format.name, one.batch

@@ -101,11 +101,8 @@ def needed_nbytes(geometry: CacheGeometry, found: Capacity, context: int) -> int
     """Resident memory that filling up to the next batch takes, rounded up: cache, workspace, libraries."""
     ledger = predict_ledger(geometry, found.kv_format, context, found.batch.next_batch)
     fullest = predict_ledger(geometry, found.kv_format, found.batch.fullest_tokens, found.batch.next_batch)
-    return (
-        max(ledger.persistent_nbytes, fullest.persistent_nbytes)
-        + WORKSPACE_FACTOR * (ledger.peak_transient_nbytes or 0)
-        + BASE_NBYTES
-    )
+    most = max(ledger.persistent_nbytes, fullest.persistent_nbytes)
+    return most + WORKSPACE_FACTOR * (ledger.peak_transient_nbytes or 0) + BASE_NBYTES
 
 
 def check_machine(geometry: CacheGeometry, found: Capacity, context: int, budget_nbytes: int) -> None:
