@@ -58,11 +58,13 @@ def print_answers(
         "limit",
     ]
     print_table(header, rows, right=(1, 2, 3, 4, 6, 7, 8))
-    print(f"\nf16 for comparison: batch {plain.batch.batch:,}, longest row {plain.context.tokens:,} tokens")
+    print(f"\nbits and B a row: at {context:,} tokens; used B: the peak on the way there, which has to fit")
+    print(f"f16 for comparison: batch {plain.batch.batch:,}, longest row {plain.context.tokens:,} tokens")
     for one in found:
         name, batch = one.kv_format.name, one.batch
         over = batch.next_nbytes - limits.nbytes
-        print(f"{name}: batch {batch.next_batch:,} takes {batch.next_nbytes:,} B: {over:,} B too many")
+        where = f"at {batch.fullest_tokens:,} tokens takes"
+        print(f"{name}: batch {batch.next_batch:,} {where} {batch.next_nbytes:,} B: {over:,} B too many")
         if one.context.limit is Limit.MODEL_CONTEXT:
             print(
                 f"{name}: the model's context of {geometry.max_context:,} tokens ends before the budget, which would "
@@ -151,6 +153,7 @@ def _row(one: Capacity, plain: Capacity, context: int, run: CapacityRun | None) 
         "batch_limit": one.batch.limit.value,
         "batch_ratio_to_f16": one.batch.batch / plain.batch.batch if plain.batch.batch else None,
         "used_nbytes": one.batch.used_nbytes,
+        "used_at_tokens": one.batch.fullest_tokens,
         "next_batch": one.batch.next_batch,
         "next_nbytes": one.batch.next_nbytes,
         "largest_context_of_one_row": one.context.tokens,

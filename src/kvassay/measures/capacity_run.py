@@ -61,7 +61,7 @@ class FillResult(BaseModel):
     tokens: int
     """Length reached: the context, or where the budget was passed."""
     used_nbytes: int
-    """Most of the budget that was used at any chunk's end, from real storages."""
+    """Most of the budget that was used at any chunk's end, the fullest length among them, from real storages."""
     used_tokens: int
     """Length at which that was."""
     persistent_nbytes: int
@@ -100,7 +100,9 @@ class CapacityRun(NamedTuple):
 def needed_nbytes(geometry: CacheGeometry, found: Capacity, context: int) -> int:
     """Resident memory that filling up to the next batch takes, rounded up: cache, workspace, libraries."""
     ledger = predict_ledger(geometry, found.kv_format, context, found.batch.next_batch)
-    return ledger.persistent_nbytes + WORKSPACE_FACTOR * (ledger.peak_transient_nbytes or 0) + BASE_NBYTES
+    fullest = predict_ledger(geometry, found.kv_format, found.batch.fullest_tokens, found.batch.next_batch)
+    most = max(ledger.persistent_nbytes, fullest.persistent_nbytes)
+    return most + WORKSPACE_FACTOR * (ledger.peak_transient_nbytes or 0) + BASE_NBYTES
 
 
 def check_machine(geometry: CacheGeometry, found: Capacity, context: int, budget_nbytes: int) -> None:
@@ -156,7 +158,7 @@ def run_fill(request: FillRequest, advance: Advance = lambda done, of: None) -> 
 
 
 def _fill(request: FillRequest) -> FillResult:
-    from kvassay.core.capacity import Budget
+    from kvassay.core.capacity import Budget, fullest_length
     from kvassay.measures.cache_fill import fill, synthetic_cache
 
     budget = Budget(request.budget_nbytes, request.holds, request.weights_nbytes)
@@ -174,7 +176,8 @@ def _fill(request: FillRequest) -> FillResult:
 
     used = used_tokens = 0
     filled = None
-    for filled in fill(cache, request.batch, request.context, advance=advance):
+    fullest = fullest_length(request.geometry, request.kv_format, budget, request.context)
+    for filled in fill(cache, request.batch, request.context, stops=[fullest], advance=advance):
         now = budget.used_nbytes(filled.ledger)
         if now > used:
             used, used_tokens = now, filled.tokens
