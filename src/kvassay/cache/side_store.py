@@ -38,11 +38,11 @@ from kvassay.core.paging import (
     tail_capacity,
 )
 from kvassay.core.spec import FloatDtype
-from kvassay.core.workspace import CHUNK_ELEMENTS
+from kvassay.core.tiles import decoded_tokens, encoded_tokens
 from kvassay.errors import CacheStateError, KvassayError, RangeError
 from kvassay.formats import Calibration, Encoded, quantizer
 from kvassay.formats.base import Streams, decode_as, require_finite
-from kvassay.formats.floating import round_to
+from kvassay.formats.floating import require_fits
 
 OnClip = Literal["raise", "count"]
 
@@ -200,9 +200,15 @@ class SideStore:
             raise CacheStateError(
                 f"{self._name}: tokens {begin} to {end} were asked for; held are {self.first_token} to {self.tokens}"
             )
+        parts = self._parts(dtype, begin, end)
+        low, high, values = next(parts, (begin, begin, None))
+        if values is not None and high == end:
+            return values  # one piece needs no second array
         seen = torch.empty((self.batch, self.kv_heads, end - begin, self.dim), dtype=dtype, device=self.device)
-        for low, high, values in self._parts(dtype, begin, end):
+        while values is not None:
             seen[:, :, low - begin : high - begin] = values
+            del values  # before the next is decoded
+            low, high, values = next(parts, (end, end, None))
         return seen
 
     def read_ahead(self, begin: int) -> None:
@@ -303,10 +309,10 @@ class SideStore:
 
     def _prepare(self, values: Tensor) -> Change:
         require_finite(values, "entries")
-        entering = round_to(values, self._entry_dtype)
+        require_fits(values, self._entry_dtype)
         plan, tokens = self.plan, self.tokens + values.shape[2]
         num_new_sinks = max(0, min(tokens, plan.sinks) - self.tokens)
-        new_sinks, new = entering[:, :, :num_new_sinks], entering[:, :, num_new_sinks:]
+        new_sinks, new = self._entering(values[:, :, :num_new_sinks]), values[:, :, num_new_sinks:]
         old_end, end = max(0, self.tokens - plan.sinks), max(0, tokens - plan.sinks)
         block = plan.spec.tokens_per_block
         coded = self.coded + max(0, end - self.coded - plan.recent) // block * block
@@ -321,15 +327,18 @@ class SideStore:
             exact_from = self._tail.first if self._tail is not None and self._tail.tokens else old_end
             kept_from = min(coded, max(exact_from, end - plan.recent - block - RECORDED_TOKENS))
         self._reserve(values.shape[0], values.device, coded, end)
-        return Change(
-            tokens, new_sinks, coded, dropped, first, encoded, kept_from, new[:, :, max(0, kept_from - old_end) :]
-        )
+        new_tail = self._entering(new[:, :, max(0, kept_from - old_end) :])
+        return Change(tokens, new_sinks, coded, dropped, first, encoded, kept_from, new_tail)
+
+    def _entering(self, values: Tensor) -> Tensor:
+        """Values as they wait or are encoded, rounded by parts, so that no second copy of a long text is made."""
+        return values.to(getattr(torch, self._entry_dtype))
 
     def _encode_all(self, first: int, end: int, new: Tensor, new_begin: int) -> tuple[Encoded, ...]:
         """Tokens `first` to `end - 1`, from the tail and from `new`, whose first token has number `new_begin`."""
         block = self.plan.spec.tokens_per_block
         rows = new.shape[0]
-        step = max(1, CHUNK_ELEMENTS // (rows * self.kv_heads * self.dim * block)) * block
+        step = encoded_tokens(rows * self.kv_heads * self.dim, block)
         pieces: list[Encoded] = []
         for low in range(first, end, step):
             high = min(low + step, end)
@@ -339,7 +348,7 @@ class SideStore:
                 waiting = self._tail.read(low, min(high, new_begin))["codes"]
                 parts.append(waiting.flatten(2, 3))
             if high > new_begin:
-                parts.append(new[:, :, max(0, low - new_begin) : high - new_begin])
+                parts.append(self._entering(new[:, :, max(0, low - new_begin) : high - new_begin]))
             values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
             if self._key_transform is not None:
                 values = self._key_transform.forward(values, self.plan.sinks + low)
@@ -436,7 +445,7 @@ class SideStore:
 
     def _pieces(self, begin: int, end: int, page: int, start: int = 0) -> Iterator[tuple[int, int]]:
         """`begin` to `end` in pieces that end on page bounds, which are counted from `start`."""
-        step = max(1, CHUNK_ELEMENTS // (max(1, self.batch) * self.kv_heads * self.dim * page)) * page
+        step = decoded_tokens(max(1, self.batch) * self.kv_heads * self.dim, page)
         while begin < end:
             bound = min(end, start + (begin - start) // page * page + step)
             yield begin, bound

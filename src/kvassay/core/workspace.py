@@ -17,12 +17,7 @@ from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import KVFormat, head_groups
 from kvassay.core.paging import TAIL_PAGE_TOKENS, page_tokens
 from kvassay.core.spec import QuantSpec
-
-TILE_ELEMENTS = 1 << 18
-"""Keys of one tile of attention, over the rows and heads that are worked on together."""
-
-CHUNK_ELEMENTS = 1 << 20
-"""Values that are encoded at once, so that working arrays stay small however long a text is."""
+from kvassay.core.tiles import ENCODED_ELEMENTS, tile_tokens
 
 ENCODE_NBYTES = 40
 """Most bytes that encoding takes for each value of the piece it works on, its result included."""
@@ -79,13 +74,13 @@ def workspace(
     page = max(_page(plan.spec) for group in groups for plan in (group.keys, group.values))
     waiting = batch * layer.kv_heads * min(context, chunk + block + TAIL_PAGE_TOKENS)
     row = batch * layer.kv_heads * layer.head_dim
-    tile_tokens = min(context, max(TILE_ELEMENTS // row, page))
-    keys = batch * layer.kv_heads * tile_tokens * layer.head_dim
+    tile = min(context, tile_tokens(row, batch * query_heads * chunk, page))
+    keys = batch * layer.kv_heads * tile * layer.head_dim
     # A tile follows the keys' pages, so the values of it begin and end inside pages of their own.
-    values = batch * layer.kv_heads * min(tile_tokens + 2 * page, context + page) * layer.value_dim
-    scores = batch * query_heads * chunk * tile_tokens
+    values = batch * layer.kv_heads * min(tile + 2 * page, context + page) * layer.value_dim
+    scores = batch * query_heads * chunk * tile
     queries = batch * query_heads * chunk
-    piece = max(CHUNK_ELEMENTS, batch * layer.kv_heads * block * max(layer.head_dim, layer.value_dim))
+    piece = max(ENCODED_ELEMENTS, batch * layer.kv_heads * block * max(layer.head_dim, layer.value_dim))
     return Workspace(
         # As given or without padding, rounded, and as codes with what belongs to them; written as a copy in order.
         appending_nbytes=new * (2 * itemsize + 4 + 8),

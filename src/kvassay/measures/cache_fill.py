@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from kvassay.cache import QuantizedCache
-from kvassay.core.geometry import CacheGeometry
+from kvassay.cache.cohorts import LayerCalibration
+from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
 from kvassay.core.ledger import ByteLedger
 from kvassay.errors import CapacityError
@@ -76,22 +77,24 @@ def synthetic_cache(geometry: CacheGeometry, kv_format: KVFormat) -> QuantizedCa
     """An empty cache; static scales are calibrated on numbers of the kind that will fill it."""
     check_fillable(kv_format)
 
+    calibration = {
+        index: layer_calibration(kv_format, index, layer) for index, layer in enumerate(geometry.layers)
+    }
+    return QuantizedCache(synthetic_config(geometry), kv_format, calibration=calibration, on_clip="count")
+
+
+def layer_calibration(kv_format: KVFormat, index: int, layer: LayerGeometry) -> LayerCalibration:
+    """Static arrays of one layer, from numbers of the kind that will fill it."""
+
     def scales(plan: SidePlan, heads: int, dim: int) -> Calibration | None:
         if not plan.spec.needs_calibration:
             return None
         return quantizer(plan.spec).calibrate(_gaussian(1, heads, _CALIBRATION_TOKENS, dim, torch.float32))
 
-    calibration = {
-        index: tuple(
-            (
-                scales(group.keys, len(group.heads), layer.head_dim),
-                scales(group.values, len(group.heads), layer.value_dim),
-            )
-            for group in head_groups(kv_format, index, layer)
-        )
-        for index, layer in enumerate(geometry.layers)
-    }
-    return QuantizedCache(synthetic_config(geometry), kv_format, calibration=calibration, on_clip="count")
+    return tuple(
+        (scales(group.keys, len(group.heads), layer.head_dim), scales(group.values, len(group.heads), layer.value_dim))
+        for group in head_groups(kv_format, index, layer)
+    )
 
 
 def chunk_ends(geometry: CacheGeometry, kv_format: KVFormat, batch: int, stops: list[int]) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvassay.core.geometry import Owner
 from kvassay.core.layout import code_stream, scale_stream, scaled_layout
-from kvassay.core.methods import Family, Method, Option, Stream, Word
+from kvassay.core.methods import Family, Method, Option, Stream, Word, Working
 from kvassay.core.spec import Granularity, OptionValue, QuantSpec
 from kvassay.errors import GeometryError
 
@@ -26,6 +26,7 @@ MIDPOINT = Method(
         "midpoint-3:group64/scale=f32",
         "midpoint-2:group32",
     ),
+    working=lambda spec: Working(12.1, 8 if spec.num_bits == 8 else 9.1),
     error_bound="|x − x̂| <= scale / 2^bits, with the scale as it is stored",
 )
 
@@ -71,6 +72,8 @@ EXL3 = Method(
         ),
     ),
     rotates=True,
+    # The rotation of groups makes the float32 copy that 16-bit values need anyway.
+    working=lambda spec: Working(17.1 if spec.option("compand") else 16.1, 20 + (spec.num_bits < 8), cast_nbytes=0),
     error_bound="root mean square of x − x̂ over a group <= scale · (c / 2^bits + 2^-11), with the scale as it is "
     "stored; c = 1, or 3 − 2 · compand with a compander",
 )
@@ -101,6 +104,7 @@ LLOYD = Method(
             _one_of("plain", "corrected", "preserved"),
         ),
     ),
+    working=lambda _: Working(13, 13),
     error_bound="none in steps, since the outer cells are open; plain: |x − x̂| <= n · max(g, √D − c) / √D, with the "
     "norm n of the D values, half the codebook's widest gap g and its last level c; corrected: ‖x − x̂‖ <= n; "
     "preserved: ‖x − x̂‖ <= √2 · n",
@@ -140,6 +144,7 @@ LLOYD_QJL = Method(
             _one_of("gaussian", "identity"),
         ),
     ),
+    working=lambda spec: Working(17 if spec.option("sketch") == "gaussian" else 13, 21),
     error_bound="with the residual norm ρ as it is stored; gaussian: no bound, since the sketch is a draw: right on "
     "average, with ‖x − x̂‖² of π/2 · ρ² on average; identity: ‖x − x̂‖ <= √2 · ρ",
 )
@@ -157,6 +162,12 @@ def _sparse_layout(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, ..
     shape = (spec.tokens_per_block, outliers)
     channels = Stream("outlier_channels", Owner.CODES, "uint8" if dim <= 256 else "uint16", kv_heads, shape)
     return *dense, channels, Stream("outliers", Owner.CODES, spec.scale_dtype, kv_heads, shape)
+
+
+def _nf4_working(spec: QuantSpec) -> Working:
+    """Sorting out a row's outliers takes more than finding the nearest level."""
+    encode = 13 if not spec.option("outliers") else 17 if spec.granularity is Granularity.TOKEN_HEAD else 20
+    return Working(encode, 13)
 
 
 NF4 = Method(
@@ -184,6 +195,7 @@ NF4 = Method(
             _up_to_64,
         ),
     ),
+    working=_nf4_working,
     error_bound="|x − x̂| <= 0.152 · scale, with the scale as it is stored: half the widest gap of the codebook; "
     "an outlier errs by its rounding to the dtype of the scale",
 )

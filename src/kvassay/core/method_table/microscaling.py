@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvassay.core.geometry import Owner
-from kvassay.core.methods import Family, Method, Option, Stream, Word
+from kvassay.core.methods import Family, Method, Option, Stream, Word, Working
 from kvassay.core.spec import Granularity, OptionValue, QuantSpec
 
 
@@ -43,6 +43,7 @@ NVFP4 = Method(
         "nvfp4/mean/global=static",
         "nvfp4/had/seed=2",
     ),
+    working=lambda spec: Working(31 if spec.option("four_over_six") else 26.5, 17),
     error_bound="|x − x̂| <= scale · S + max|x| / 16, with the stored block scale, of 2^-6 or more, and the global "
     "scale S",
     static_layout=_global_scale,
@@ -92,6 +93,7 @@ E2M1 = Method(
         "fp4-e2m1:group64",
         "fp4-e2m1:group32/scale=f32",
     ),
+    working=lambda _: Working(26, 17),
     error_bound="|x − x̂| <= scale, the stored one; 2 · scale where an e8m0 scale with exponent=floor saturates",
     options=(
         Option(
