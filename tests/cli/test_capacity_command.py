@@ -84,7 +84,7 @@ def test_r28_r29_weights_and_workspace_are_beside_or_inside_and_it_says_which(tm
     given = answer(capsys, *common, "--include-weights", "--weights", "2MiB")
     assert [found["weights_nbytes"] for found in (beside, inside, given)] == [1500, 1500, 2 * 2**20]
     assert [found["weights_source"] for found in (beside, inside, given)] == ["files", "files", "given"]
-    assert inside["budget_holds"] == "weights, persistent bytes of the cache, and the workspace of one decode step"
+    assert inside["budget_holds"] == "weights, persistent bytes of the cache, and the workspace of the largest call"
     kv_format, shape = parse_format("int4-g64"), geometry_of(str(folder))
     for found in (inside, given):
         (row,) = found["formats"]

@@ -167,7 +167,7 @@ def _row(one: Capacity, plain: Capacity, context: int, run: CapacityRun | None) 
 
 
 def _workspace_nbytes(geometry: CacheGeometry, one: Capacity, context: int) -> int:
-    """Computed transient bytes of a decode step at the answer."""
+    """Computed transient bytes of the largest call at the answer."""
     if not one.batch.batch:
         return 0
     return predict_ledger(geometry, one.kv_format, context, one.batch.batch).peak_transient_nbytes or 0

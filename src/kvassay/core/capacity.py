@@ -24,7 +24,7 @@ class Holds(StrEnum):
     """What has to fit into a budget."""
 
     CACHE = "persistent bytes of the cache; weights and workspace are beside it"
-    EVERYTHING = "weights, persistent bytes of the cache, and the workspace of one decode step"
+    EVERYTHING = "weights, persistent bytes of the cache, and the workspace of the largest call"
 
 
 class Limit(StrEnum):

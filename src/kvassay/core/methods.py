@@ -137,8 +137,8 @@ class Method(NamedTuple):
     may_rotate: bool = True
     rotates: bool = False
     """True where the codec rotates by itself, without a rotation in the spec."""
-    working: Callable[[QuantSpec], Working] | None = None
-    """Without it the transient figure of a ledger is an upper bound that holds for any method."""
+    working: Callable[[QuantSpec], Working | None] | None = None
+    """Without it, or for a spec that it gives None, the transient figure of a ledger is an upper bound that holds for any method."""
     error_bound: str = ""
     """A sentence on |x − x̂| that `formats show` prints, or why there is no bound; empty where none is given. For finite
     values, in exact arithmetic, whose stored parameters lie in the normal range of their

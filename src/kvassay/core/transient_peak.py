@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
+from pydantic import BaseModel, ConfigDict
+
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
 from kvassay.core.methods import Working, method_of
@@ -27,6 +29,7 @@ from kvassay.core.paging import (
 )
 from kvassay.core.spec import DTYPE_NBYTES, FloatDtype, QuantSpec
 from kvassay.core.tiles import decoded_tokens, encoded_tokens, tile_tokens
+from kvassay.core.workspace import workspace
 
 _INDEX_NBYTES = 8
 """A page is found by a number of 64 bits."""
@@ -46,12 +49,83 @@ class Phase(StrEnum):
     """A step of one token that completes none."""
 
 
+class TransientBasis(StrEnum):
+    """What a transient figure claims."""
+
+    PREDICTED = "predicted"
+    """Within 10% of what the allocator hands out (`tests/core/test_transient_peak.py`)."""
+    BOUND = "bound"
+    """Not less than that: some layer's format has no prediction, and `core.workspace` bounds it."""
+
+
+class TransientPeaks(BaseModel):
+    """Most transient bytes of one layer's call, over all layers, at one length and batch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    basis: TransientBasis
+    prefill_nbytes: int
+    """All tokens in one call, into the empty cache."""
+    flush_nbytes: int | None
+    """None where no step completes a block of several tokens."""
+    decode_nbytes: int
+
+    @property
+    def largest_nbytes(self) -> int:
+        return max(self.prefill_nbytes, self.flush_nbytes or 0, self.decode_nbytes)
+
+
+def transient_peaks(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, batch: int = 1) -> TransientPeaks:
+    """Of a float32 model whose cache holds `tokens` tokens in each of `batch` rows."""
+    basis = TransientBasis.PREDICTED
+    found: dict[Phase, int] = {}
+    alike: set[tuple[object, ...]] = set()
+    for index, layer in enumerate(geometry.layers):
+        kind = (layer, head_groups(kv_format, index, layer))
+        if kind in alike:
+            continue
+        alike.add(kind)
+        predicted = is_predicted(kv_format, index, layer)
+        if not predicted:
+            basis = TransientBasis.BOUND
+        for phase in Phase:
+            call = layer_peak if predicted else _layer_bound
+            nbytes = call(kv_format, index, layer, geometry.query_heads, phase, tokens=tokens, batch=batch)
+            if nbytes is not None:
+                found[phase] = max(found.get(phase, 0), nbytes)
+    return TransientPeaks(
+        basis=basis,
+        prefill_nbytes=found[Phase.PREFILL],
+        flush_nbytes=found.get(Phase.FLUSH),
+        decode_nbytes=found.get(Phase.DECODE, 0),
+    )
+
+
+def _layer_bound(
+    kv_format: KVFormat,
+    index: int,
+    layer: LayerGeometry,
+    query_heads: int,
+    phase: Phase,
+    *,
+    tokens: int,
+    batch: int,
+) -> int | None:
+    if call_tokens(kv_format, index, layer, phase, tokens) is None:
+        return None
+    chunk = tokens if phase is Phase.PREFILL else 1
+    bound = workspace(kv_format, layer, query_heads, chunk=chunk, context=tokens, batch=batch, index=index)
+    return bound.appending_only_nbytes if phase is Phase.PREFILL else bound.nbytes
+
+
 def working_nbytes(spec: QuantSpec) -> Working | None:
     """A codec's working bytes, rotation and mean included; None where its method declares none."""
     declared = method_of(spec).working
     if declared is None:
         return None
     own = declared(spec)
+    if own is None:
+        return None
     if spec.rotation is None and not spec.mean:
         return own
     wrapped = 4 + own.encode_nbytes
@@ -77,12 +151,17 @@ def call_tokens(kv_format: KVFormat, index: int, layer: LayerGeometry, phase: Ph
         return tokens
     plans = [plan for group in head_groups(kv_format, index, layer) for plan in (group.keys, group.values)]
     blocked = [plan for plan in plans if plan.spec.tokens_per_block > 1]
-    longest = max((plan.spec.tokens_per_block for plan in blocked), default=1)
-    for length in range(tokens, max(1, tokens - longest), -1):
-        completes = any(plan.committed_tokens(length) > plan.committed_tokens(length - 1) for plan in blocked)
-        if completes == (phase is Phase.FLUSH):
-            return length
-    return None
+
+    def completes(length: int) -> bool:
+        return any(plan.committed_tokens(length) > plan.committed_tokens(length - 1) for plan in blocked)
+
+    if phase is Phase.DECODE:
+        # Each side completes a block at every other length at most.
+        return next((length for length in range(tokens, max(1, tokens - 4), -1) if not completes(length)), None)
+    ends = (
+        plan.sinks + plan.recent + plan.committed_tokens(tokens) for plan in blocked if plan.committed_tokens(tokens)
+    )
+    return next((length for length in sorted(ends, reverse=True) if length > 1), None)
 
 
 def layer_peak(
@@ -186,7 +265,7 @@ class _Side(NamedTuple):
         new_tail = max(0, after_sinks - max(end, new_begin))
         sinks = max(0, min(after, plan.sinks) - before)
         waiting = (new_tail + sinks) * self.row * entering
-        return _Encoding(largest, result + waiting, self._writing(min(step, end - first), new_tail))
+        return _Encoding(largest, result + waiting, self._writing(min(step, end - first), end - first, sinks, new_tail))
 
     def _coded_result(self, tokens: int) -> int:
         """Encoded and not yet in the pages; floats of the model's own dtype are the model's arrays."""
@@ -221,12 +300,21 @@ class _Side(NamedTuple):
         whole = (low, high) == (begin, end)
         return (high - low + (0 if whole else end - begin)) * self.float_nbytes
 
-    def _writing(self, piece: int, new_tail: int) -> int:
-        """The largest array of a piece, in the order of pages; or the tail's tokens."""
+    def _writing(self, piece: int, coded: int, sinks: int, new_tail: int) -> int:
+        """The largest array while it enters the pages: cut from a longer one, and in the order of the pages."""
         largest = max(region.stream.block_nbytes for region in self.layout.regions)
-        coded = self.batch * piece // self.layout.block_tokens * largest
-        ordered = 2 if new_tail and not self.is_cast else 1
-        return max(coded, ordered * new_tail * self.float_nbytes)
+        nbytes = self.batch * piece // self.layout.block_tokens * largest
+        is_slice = self.plan.spec.is_exact and not self.is_cast and piece < coded
+        taken = nbytes * (is_slice + self._is_ordered(piece, self.layout.tokens))
+        for tokens, page in ((sinks, max(1, sinks)), (new_tail, TAIL_PAGE_TOKENS)):
+            cut = not self.is_cast and coded + sinks + new_tail > tokens
+            taken = max(taken, tokens * self.float_nbytes * (cut + self._is_ordered(tokens, page)))
+        return taken
+
+    def _is_ordered(self, tokens: int, page: int) -> bool:
+        """True where tokens of several pages and rows are copied to stand as in the pages."""
+        whole = tokens // page
+        return min(self.batch, whole) > 1 and (self.kv_heads > 1 or tokens > whole * page)
 
     def reading(self, low: int, high: int, length: int) -> float:
         """Most bytes while tokens `low` to `high - 1` of `length` are read as float32, the result included."""
@@ -308,7 +396,7 @@ def _attend(keys: _Side, values: _Side, query_heads: int, length: int) -> float:
     queries = keys.batch * query_heads
     held = queries * (DTYPE_NBYTES[keys.model_dtype] * values.dim + 4 * keys.dim + 4 * values.dim + 8)
     largest = 0.0
-    for low, high in _tiles(keys, query_heads, length):
+    for low, high in _tiles(keys, values, query_heads, length):
         scores = 4 * queries * (high - low)
         result = 4 * keys.row * (high - low)
         largest = max(largest, keys.reading(low, high, length), result + scores)
@@ -316,13 +404,17 @@ def _attend(keys: _Side, values: _Side, query_heads: int, length: int) -> float:
     return held + largest
 
 
-def _tiles(keys: _Side, query_heads: int, length: int) -> Iterator[tuple[int, int]]:
-    """Those that may be the largest: the first two, and from the last whole one before the window on."""
+def _tiles(keys: _Side, values: _Side, query_heads: int, length: int) -> Iterator[tuple[int, int]]:
+    """Those that may be the largest: at both ends, and where codes end on either side. All others are alike."""
     window = keys.plan.sliding_window
     begin = 0 if window is None else max(0, length - window)
     page, sinks = keys.layout.tokens, keys.plan.sinks
     step = tile_tokens(keys.row, keys.batch * query_heads, page)
-    bounds = [begin]
-    while bounds[-1] < length:
-        bounds.append(min(length, sinks + (bounds[-1] - sinks) // page * page + step))
-    yield from zip(bounds[:-1], bounds[1:], strict=True)
+    first_end = sinks + (begin - sinks) // page * page + step
+    last = max(0, -(-(length - first_end) // step))
+    codes_end = [side.plan.sinks + side.plan.committed_tokens(length) for side in (keys, values)]
+    near = [(end - first_end) // step + shift for end in codes_end for shift in (0, 1, 2)]
+    for index in sorted({0, 1, last - 1, last, *near}):
+        if 0 <= index <= last:
+            end = first_end + index * step
+            yield max(begin, end - step) if index else begin, min(length, end)

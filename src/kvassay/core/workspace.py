@@ -1,5 +1,7 @@
 """How much working memory one layer's call takes: an append and attention over the pages, tile by tile. No torch.
 
+An upper bound for any format; `core.transient_peak` predicts the figure where the format's methods say what they take.
+
 What is bounded is the transient part, all bytes that are allocated during the call and not held after it, for any
 format. It grows with the chunk of new tokens and not with the context, once that is longer than a tile. Decoded
 attention (`attention="decoded"`) is not meant: it holds the whole context as floats.
@@ -43,6 +45,11 @@ class Workspace(NamedTuple):
 
     matrices_nbytes: int
     """Rotations and projections, `[head_dim, head_dim]`."""
+
+    @property
+    def appending_only_nbytes(self) -> int:
+        """The bound of a first call, whose attention reads the model's own keys and values."""
+        return self.appending_nbytes + self.encoding_nbytes + self.matrices_nbytes + _SCALARS_NBYTES
 
     @property
     def nbytes(self) -> int:

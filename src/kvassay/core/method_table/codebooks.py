@@ -164,12 +164,6 @@ def _sparse_layout(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, ..
     return *dense, channels, Stream("outliers", Owner.CODES, spec.scale_dtype, kv_heads, shape)
 
 
-def _nf4_working(spec: QuantSpec) -> Working:
-    """Sorting out a row's outliers takes more than finding the nearest level."""
-    encode = 13 if not spec.option("outliers") else 17 if spec.granularity is Granularity.TOKEN_HEAD else 20
-    return Working(encode, 13)
-
-
 NF4 = Method(
     name="nf4",
     family=Family.SPARSE,
@@ -195,7 +189,8 @@ NF4 = Method(
             _up_to_64,
         ),
     ),
-    working=_nf4_working,
+    # Sorting outliers out copies channels' groups or not, as they lie.
+    working=lambda spec: None if spec.option("outliers") else Working(13, 13),
     error_bound="|x − x̂| <= 0.152 · scale, with the scale as it is stored: half the widest gap of the codebook; "
     "an outlier errs by its rounding to the dtype of the scale",
 )
