@@ -44,9 +44,7 @@ def in_this_process(model: str, name: str, phase: str, context: int, batch: int)
     torch.set_num_threads(1)
     geometry = geometry_of(model)
     call = LayerCall(parse_format(name), geometry.layers[0], geometry.query_heads, batch, context)
-    predicted = layer_peak(
-        call.kv_format, 0, call.layer, call.query_heads, Phase(phase), tokens=context, batch=batch
-    )
+    predicted = layer_peak(call.kv_format, 0, call.layer, call.query_heads, Phase(phase), tokens=context, batch=batch)
     resident = resident_transient(call, Phase(phase))
     traced = layer_transient(call, Phase(phase))
     if predicted is None or traced is None or resident is None:
@@ -72,7 +70,10 @@ def table(model: str, formats: list[str], context: int, batch: int) -> str:
     from kvassay.core.ledger import predict_ledger
     from kvassay.core.model_source import geometry_of
 
-    lines = ["| format | call | predicted MiB | traced MiB | resident MiB | traced of stored |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| format | call | predicted MiB | traced MiB | resident MiB | traced of stored |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in formats:
         stored = predict_ledger(geometry_of(model), parse_format(name), context, batch).persistent_nbytes
         for phase in ("prefill", "flush", "decode"):

@@ -9,8 +9,8 @@ from kvassay.cache import QuantizedCache
 from kvassay.cache.attention import packed_attention
 from kvassay.cache.page_pool import PagePool
 from kvassay.cache.paged_rows import PagedRows
-from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
 from kvassay.core import tiles
+from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
 from kvassay.errors import NonFiniteError
 from kvassay.measures.cache_fill import synthetic_config
 from tests.cache.cache_states import FORMATS, STATES, append, held, new_cache

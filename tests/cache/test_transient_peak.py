@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvassay.cache import QuantizedCache
-from kvassay.core.model_source import geometry_of
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import predict_ledger
 from kvassay.core.method_table import TABLE
+from kvassay.core.model_source import geometry_of
 from kvassay.core.transient_peak import Phase, TransientBasis, call_tokens, layer_peak, transient_peaks, working_nbytes
 from kvassay.core.workspace import workspace
 from kvassay.formats import quantizer

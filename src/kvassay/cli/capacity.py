@@ -57,7 +57,7 @@ def capacity_command(
     weights
         Size of the weights in memory, for example 14GiB; the size of the model's files if it is left out.
     include_weights
-        The budget holds weights, cache and the workspace of the largest call; without it, the cache alone.
+        The budget holds weights, cache and the workspace of a decode step; without it, the cache alone.
     run
         Fill real caches of that batch, and of one step more, each in a fresh process, and count what they hold.
     json

@@ -69,6 +69,8 @@ class TransientPeaks(BaseModel):
     flush_nbytes: int | None
     """None where no step completes a block of several tokens."""
     decode_nbytes: int
+    step_bound_nbytes: int
+    """Upper bound of any step (`core.workspace`). Unlike the others it never falls with the tokens or the batch."""
 
     @property
     def largest_nbytes(self) -> int:
@@ -79,18 +81,22 @@ def transient_peaks(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, b
     """Of a float32 model whose cache holds `tokens` tokens in each of `batch` rows."""
     basis = TransientBasis.PREDICTED
     found: dict[Phase, int] = {}
+    step_bound = 0
     alike: set[tuple[object, ...]] = set()
     for index, layer in enumerate(geometry.layers):
         kind = (layer, head_groups(kv_format, index, layer))
         if kind in alike:
             continue
         alike.add(kind)
+        query_heads = geometry.query_heads
+        bound = workspace(kv_format, layer, query_heads, chunk=1, context=tokens, batch=batch, index=index)
+        step_bound = max(step_bound, bound.nbytes)
         predicted = is_predicted(kv_format, index, layer)
         if not predicted:
             basis = TransientBasis.BOUND
         for phase in Phase:
             call = layer_peak if predicted else _layer_bound
-            nbytes = call(kv_format, index, layer, geometry.query_heads, phase, tokens=tokens, batch=batch)
+            nbytes = call(kv_format, index, layer, query_heads, phase, tokens=tokens, batch=batch)
             if nbytes is not None:
                 found[phase] = max(found.get(phase, 0), nbytes)
     return TransientPeaks(
@@ -98,6 +104,7 @@ def transient_peaks(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, b
         prefill_nbytes=found[Phase.PREFILL],
         flush_nbytes=found.get(Phase.FLUSH),
         decode_nbytes=found.get(Phase.DECODE, 0),
+        step_bound_nbytes=step_bound,
     )
 
 
@@ -297,8 +304,8 @@ class _Side(NamedTuple):
     def _raw_floats(self, begin: int, end: int) -> int:
         """Tail pages that are copied to read some tokens, and the tokens cut from them."""
         low, high = begin // TAIL_PAGE_TOKENS * TAIL_PAGE_TOKENS, -(-end // TAIL_PAGE_TOKENS) * TAIL_PAGE_TOKENS
-        whole = (low, high) == (begin, end)
-        return (high - low + (0 if whole else end - begin)) * self.float_nbytes
+        is_cut = self._is_cut(high - low, end - begin)
+        return (high - low + (end - begin) * is_cut) * self.float_nbytes
 
     def _writing(self, piece: int, coded: int, sinks: int, new_tail: int) -> int:
         """The largest array while it enters the pages: cut from a longer one, and in the order of the pages."""
@@ -324,7 +331,7 @@ class _Side(NamedTuple):
         parts: list[float] = []
         first_result = 4 * self.row * (min(high, sinks if low < sinks else coded_end) - low)
         if low < (end := min(high, sinks)):
-            parts.append(self._float_part(sinks, end - low, end - low < sinks))
+            parts.append(self._float_part(sinks, end - low))
         begin, end = max(low, sinks), min(high, coded_end)
         while begin < end:
             bound = min(end, sinks + (begin - sinks) // page * page + step)
@@ -334,16 +341,20 @@ class _Side(NamedTuple):
             first, last = begin - sinks, high - sinks
             first_page, last_page = first // TAIL_PAGE_TOKENS, -(-last // TAIL_PAGE_TOKENS)
             pages = (last_page - first_page) * TAIL_PAGE_TOKENS
-            parts.append(self._float_part(pages, last - first, last - first < pages))
+            parts.append(self._float_part(pages, last - first))
         if len(parts) == 1:
             return parts[0]
         # All together are joined in one array, which is made once the first is decoded.
         together = 4 * (high - low) * self.row
         return max(parts[0], together + max(first_result, *parts[1:]))
 
-    def _float_part(self, in_pages: int, tokens: int, is_cut: bool, dtype: str | None = None) -> float:
+    def _is_cut(self, in_pages: int, wanted: int) -> bool:
+        """True where what is wanted of some pages is copied: of one row and head it follows without a gap."""
+        return wanted < in_pages and self.batch * self.kv_heads > 1
+
+    def _float_part(self, in_pages: int, tokens: int, dtype: str | None = None) -> float:
         nbytes = self.row * DTYPE_NBYTES[dtype or self.exact_dtype]
-        raw, cut = in_pages * nbytes, tokens * nbytes if is_cut else 0
+        raw, cut = in_pages * nbytes, tokens * nbytes * self._is_cut(in_pages, tokens)
         widened = 0 if DTYPE_NBYTES[dtype or self.exact_dtype] == 4 else 4 * tokens * self.row
         return max(raw + cut, (cut or raw) + widened)
 
@@ -352,9 +363,9 @@ class _Side(NamedTuple):
         pages = -(-end // layout.tokens) - begin // layout.tokens
         block = layout.block_tokens
         blocks = -(-end // block) - begin // block
-        is_cut = blocks < pages * layout.blocks
+        is_cut = self._is_cut(pages * layout.blocks, blocks)
         if self.plan.spec.is_exact:
-            return self._float_part(pages * layout.tokens, end - begin, is_cut, self.entry_dtype)
+            return self._float_part(pages * layout.tokens, end - begin, self.entry_dtype)
         wide = [each.stream for each in layout.regions if DTYPE_NBYTES[each.stream.dtype] > 1]
         cut = self.batch * blocks * sum(stream.block_nbytes for stream in wide) if is_cut else 0
         raw = self.coded_nbytes(pages * layout.tokens)

@@ -19,7 +19,7 @@ from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import KVFormat, head_groups
 from kvassay.core.paging import TAIL_PAGE_TOKENS, page_tokens
 from kvassay.core.spec import QuantSpec
-from kvassay.core.tiles import ENCODED_ELEMENTS, tile_tokens
+from kvassay.core.tiles import ENCODED_ELEMENTS, SCORE_ELEMENTS, TILE_ELEMENTS
 
 ENCODE_NBYTES = 40
 """Most bytes that encoding takes for each value of the piece it works on, its result included."""
@@ -81,11 +81,13 @@ def workspace(
     page = max(_page(plan.spec) for group in groups for plan in (group.keys, group.values))
     waiting = batch * layer.kv_heads * min(context, chunk + block + TAIL_PAGE_TOKENS)
     row = batch * layer.kv_heads * layer.head_dim
-    tile = min(context, tile_tokens(row, batch * query_heads * chunk, page))
-    keys = batch * layer.kv_heads * tile * layer.head_dim
+    # A tile has at most so many keys, or one page. Written so, the bound never falls with the context or the batch.
+    keys = min(row * context, max(TILE_ELEMENTS, row * page))
     # A tile follows the keys' pages, so the values of it begin and end inside pages of their own.
-    values = batch * layer.kv_heads * min(tile + 2 * page, context + page) * layer.value_dim
-    scores = batch * query_heads * chunk * tile
+    value_row = batch * layer.kv_heads * layer.value_dim
+    values = min(keys * layer.value_dim // layer.head_dim + 2 * value_row * page, value_row * (context + page))
+    scores = keys * query_heads * chunk // (layer.kv_heads * layer.head_dim)
+    scores = min(scores, max(SCORE_ELEMENTS, batch * query_heads * chunk * page))
     queries = batch * query_heads * chunk
     piece = max(ENCODED_ELEMENTS, batch * layer.kv_heads * block * max(layer.head_dim, layer.value_dim))
     return Workspace(

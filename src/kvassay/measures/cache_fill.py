@@ -78,9 +78,7 @@ def synthetic_cache(geometry: CacheGeometry, kv_format: KVFormat) -> QuantizedCa
     """An empty cache; static scales are calibrated on numbers of the kind that will fill it."""
     check_fillable(kv_format)
 
-    calibration = {
-        index: layer_calibration(kv_format, index, layer) for index, layer in enumerate(geometry.layers)
-    }
+    calibration = {index: layer_calibration(kv_format, index, layer) for index, layer in enumerate(geometry.layers)}
     config = synthetic_config(geometry)
     config._attn_implementation = NAME
     return QuantizedCache(config, kv_format, calibration=calibration, on_clip="count", attention="tiled")

@@ -18,8 +18,8 @@ from kvassay.cache.attention import NAME, packed_attention
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.transient_peak import Phase, call_tokens
-from kvassay.measures.cache_fill import layer_calibration, synthetic_config
 from kvassay.errors import CapacityError
+from kvassay.measures.cache_fill import layer_calibration, synthetic_config
 from kvassay.measures.memory_peak import MemoryPeak, watch_memory
 from kvassay.measures.process_memory import reset_high_water, resident_memory
 

@@ -69,9 +69,20 @@ def _method(
 
 ROWS = (
     _method("q8_0", 8, "ggml_q8:Q8Quantizer", "signed 8-bit codes", error_bound=_HALF, working=Working(16, 8.1)),
-    _method("q5_1", 5, "ggml_q5:Q5Quantizer", "5-bit codes", symmetric=False, error_bound=_RANGE, working=Working(8.2, 12.2)),
+    _method(
+        "q5_1", 5, "ggml_q5:Q5Quantizer", "5-bit codes", symmetric=False, error_bound=_RANGE, working=Working(8.2, 12.2)
+    ),
     _method("q5_0", 5, "ggml_q5:Q5Quantizer", "5-bit codes", error_bound=_OPPOSITE, working=Working(8, 12.1)),
-    _method("q4_1", 4, "ggml_q4:Q4Quantizer", "4-bit codes", symmetric=False, error_bound=_RANGE, working=Working(8.2, 12.2)),
+    _method(
+        "q4_1", 4, "ggml_q4:Q4Quantizer", "4-bit codes", symmetric=False, error_bound=_RANGE, working=Working(8.2, 12.2)
+    ),
     _method("q4_0", 4, "ggml_q4:Q4Quantizer", "4-bit codes", error_bound=_OPPOSITE, working=Working(8, 12.1)),
-    _method("iq4_nl", 4, "ggml_iq4:Iq4Quantizer", "4-bit codes into a table of 16 levels", error_bound=_TABLE, working=Working(29.1, 16.1)),
+    _method(
+        "iq4_nl",
+        4,
+        "ggml_iq4:Iq4Quantizer",
+        "4-bit codes into a table of 16 levels",
+        error_bound=_TABLE,
+        working=Working(29.1, 16.1),
+    ),
 )
