@@ -1,4 +1,4 @@
-"""Transient memory of one layer's call, predicted, recorded by the allocator, and as resident memory of a fresh process.
+"""Transient memory of one layer's call: predicted, recorded by the allocator, and resident in a fresh process.
 
     python -m benchmarks.transient [--model SmolLM2-135M] [--format NAME]... [--context 8000] [--batch 4]
                                    [--markdown FILE]

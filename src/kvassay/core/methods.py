@@ -83,6 +83,10 @@ class Working(NamedTuple):
     """More where the values given have 16 bits: their float32 copy, or 0 where a copy is made anyway."""
 
 
+WorkingOf = Callable[[QuantSpec], Working | None]
+"""What the codec of a spec takes; None where that does not follow from the spec."""
+
+
 class Option(NamedTuple):
     """A parameter that only this method has."""
 
@@ -137,8 +141,9 @@ class Method(NamedTuple):
     may_rotate: bool = True
     rotates: bool = False
     """True where the codec rotates by itself, without a rotation in the spec."""
-    working: Callable[[QuantSpec], Working | None] | None = None
-    """Without it, or for a spec that it gives None, the transient figure of a ledger is an upper bound that holds for any method."""
+    working: Working | WorkingOf | None = None
+    """Without it, or for a spec that it gives None, the transient figure of a ledger is an upper bound that holds for
+    any method."""
     error_bound: str = ""
     """A sentence on |x − x̂| that `formats show` prints, or why there is no bound; empty where none is given. For finite
     values, in exact arithmetic, whose stored parameters lie in the normal range of their

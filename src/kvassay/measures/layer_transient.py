@@ -93,7 +93,6 @@ def _call(cache: QuantizedCache, call: LayerCall, tokens: int, *, attends: bool)
     values = torch.randn(*shape, call.layer.value_dim).to(call.dtype)
     query = torch.randn(call.batch, call.query_heads, tokens, call.layer.head_dim).to(call.dtype)
     module = torch.nn.Module()
-    module.is_causal, module.num_key_value_groups = True, call.query_heads // call.layer.kv_heads
 
     def run() -> None:
         seen = cache.update(keys, values, 0)

@@ -62,7 +62,7 @@ def _method(
         ),
         examples=(name, f"{name}/had"),
         layout=ggml_layout,
-        working=lambda _: working,
+        working=working,
         error_bound=error_bound,
     )
 

@@ -39,7 +39,7 @@ KIVI_MIX = Method(
     # A rotation spreads the range over all channels, and then none stands out.
     may_rotate=False,
     layout=kivi_mix_layout,
-    working=lambda _: Working(12, 12.3),
+    working=Working(12, 12.3),
     error_bound="|x − x̂| <= scale / 2 + (L · scale + |minimum|) · u, all as stored; L = 15 for promoted channels, "
     "else 3; u = 2^-11 for float16, 2^-8 for bfloat16, 2^-24 for float32",
 )

@@ -20,6 +20,10 @@ def _global_scale(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, ...
     return (Stream("global_scale", Owner.SCALES, "float32", 1, (1, 1)),)
 
 
+def _nvfp4_working(spec: QuantSpec) -> Working:
+    return Working(31 if spec.option("four_over_six") else 26.5, 17)
+
+
 NVFP4 = Method(
     name="nvfp4",
     family=Family.MICROSCALING,
@@ -43,7 +47,7 @@ NVFP4 = Method(
         "nvfp4/mean/global=static",
         "nvfp4/had/seed=2",
     ),
-    working=lambda spec: Working(31 if spec.option("four_over_six") else 26.5, 17),
+    working=_nvfp4_working,
     error_bound="|x − x̂| <= scale · S + max|x| / 16, with the stored block scale, of 2^-6 or more, and the global "
     "scale S",
     static_layout=_global_scale,
@@ -93,7 +97,7 @@ E2M1 = Method(
         "fp4-e2m1:group64",
         "fp4-e2m1:group32/scale=f32",
     ),
-    working=lambda _: Working(26, 17),
+    working=Working(26, 17),
     error_bound="|x − x̂| <= scale, the stored one; 2 · scale where an e8m0 scale with exponent=floor saturates",
     options=(
         Option(
