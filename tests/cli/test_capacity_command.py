@@ -100,7 +100,7 @@ def test_r28_r29_weights_and_workspace_are_beside_or_inside_and_it_says_which(tm
 @pytest.mark.slow
 def test_r31_run_fills_real_caches_and_confirms_the_formula(tmp_path, capsys) -> None:
     model = str(write_config(tmp_path / "m"))
-    arguments = ["--format", "kivi-2", "--budget", "1MiB", "--context", "200", "--include-weights", "--weights", "9kB"]
+    arguments = ["--format", "kivi-2", "--budget", "8MiB", "--context", "200", "--include-weights", "--weights", "9kB"]
     (row,) = answer(capsys, model, *arguments, "--run")["formats"]
     fits, beyond = row["run"]["at_batch"], row["run"]["beyond"]
     assert row["run"]["confirmed"]
