@@ -69,7 +69,8 @@ class Quantizer(ABC):
 
 def require_finite(values: Tensor, what: str = "values") -> None:
     """Raise NonFiniteError with the count and first place of NaN and infinity."""
-    if not values.numel() or all(isfinite(float(extreme)) for extreme in (values.amin(), values.amax())):
+    plain = values.detach()
+    if not values.numel() or all(isfinite(extreme.item()) for extreme in (plain.amin(), plain.amax())):
         return  # the extremes take no array, and a NaN is passed on to both
     num_nan = int(torch.isnan(values).sum())
     num_inf = int(torch.isinf(values).sum())

@@ -38,7 +38,8 @@ def require_fits(values: Tensor, dtype: str) -> None:
     target = getattr(torch, dtype)
     if values.dtype == target or not values.numel():
         return
-    largest = max(-float(values.amin()), float(values.amax()))
+    plain = values.detach()
+    largest = max(-plain.amin().item(), plain.amax().item())
     if not isfinite(float(torch.tensor(largest, dtype=values.dtype).to(target))):
         raise RangeError(
             f"values up to {largest:.4g} do not fit {dtype} (largest {torch.finfo(target).max:.4g}); use exact=bf16 or "
