@@ -15,7 +15,7 @@ from kvassay.cache.side_codec import SideCodec
 from kvassay.core.kv_format import SidePlan
 from kvassay.core.paging import TAIL_PAGE_TOKENS, PageLayout
 from kvassay.core.spec import DTYPE_NBYTES
-from kvassay.core.workspace import CHUNK_ELEMENTS
+from kvassay.core.tiles import decoded_tokens
 from kvassay.formats.base import Streams
 
 
@@ -68,7 +68,7 @@ class SideParts(NamedTuple):
         """`begin` to `end` in pieces that end on page bounds, which are counted from `start`."""
         token = self.tail.pool.layout.regions[0].stream
         elements = self.tail.rows * token.block_nbytes // DTYPE_NBYTES[token.dtype]
-        step = max(1, CHUNK_ELEMENTS // (elements * page)) * page
+        step = decoded_tokens(elements, page)
         while begin < end:
             bound = min(end, start + (begin - start) // page * page + step)
             yield begin, bound

@@ -43,7 +43,7 @@ from kvassay.core.spec import FloatDtype
 from kvassay.errors import CacheStateError, KvassayError
 from kvassay.formats import Calibration
 from kvassay.formats.base import require_finite
-from kvassay.formats.floating import round_to
+from kvassay.formats.floating import require_fits
 
 SlabsFor = Callable[[PageLayout, torch.device], SlabStorage]
 """Makes the storage of a pool of coded pages."""
@@ -150,12 +150,20 @@ class SideStore:
             raise CacheStateError(
                 f"{self._name}: tokens {begin} to {end} were asked for; held are {self.first_token} to {self.tokens}"
             )
+        if begin == end:
+            return torch.empty((self.batch, self.kv_heads, 0, self.dim), dtype=dtype, device=self.device)
+        sinks = self.sink_tokens
+        pieces = self._made_parts.pieces(self._codec, sinks, sinks + self.coded, begin, end, dtype)
+        low, high, values = next(pieces)
+        if high == end:
+            return values  # one piece needs no second array
         seen = torch.empty((self.batch, self.kv_heads, end - begin, self.dim), dtype=dtype, device=self.device)
-        if begin < end:
-            sinks = self.sink_tokens
-            for low, high, values in self._made_parts.pieces(self._codec, sinks, sinks + self.coded, begin, end, dtype):
-                seen[:, :, low - begin : high - begin] = values
-        return seen
+        while True:
+            seen[:, :, low - begin : high - begin] = values
+            del values  # before the next is decoded
+            if high == end:
+                return seen
+            low, high, values = next(pieces)
 
     def read_ahead(self, begin: int) -> None:
         """Say that tokens from `begin` on are read next, so that offloaded pages of theirs are fetched meanwhile."""
@@ -247,10 +255,10 @@ class SideStore:
 
     def _prepare(self, values: Tensor) -> Change:
         require_finite(values, "entries")
-        entering = round_to(values, self._entry_dtype)
+        require_fits(values, self._entry_dtype)
         plan, tokens = self.plan, self.tokens + values.shape[2]
         num_new_sinks = max(0, min(tokens, plan.sinks) - self.tokens)
-        new_sinks, new = entering[:, :, :num_new_sinks], entering[:, :, num_new_sinks:]
+        new_sinks, new = self._entering(values[:, :, :num_new_sinks]), values[:, :, num_new_sinks:]
         old_end, end = max(0, self.tokens - plan.sinks), max(0, tokens - plan.sinks)
         block = plan.spec.tokens_per_block
         coded = self.coded + max(0, end - self.coded - plan.recent) // block * block
@@ -258,18 +266,22 @@ class SideStore:
         # Blocks that would leave a sliding layer at once are not encoded.
         first = self.coded + max(0, min(dropped, coded) - self.coded) // block * block
         parts = self._parts_for(values.shape[0], values.device)
-        encoded = self._codec.encode(first, coded, new, old_end, parts.waiting)
+        encoded = self._codec.encode(first, coded, new, old_end, parts.waiting, self._entering)
         kept_from = coded
         # Codes of single tokens without a window are cut as exactly as floats are; all else needs its exact copies.
         if self.recording and plan.recent + block > 1 and not plan.spec.is_exact:
             exact_from = parts.tail.first if parts.tail.tokens else old_end
             kept_from = min(coded, max(exact_from, end - plan.recent - block - RECORDED_TOKENS))
-        new_tail = new[:, :, max(0, kept_from - old_end) :]
+        new_tail = self._entering(new[:, :, max(0, kept_from - old_end) :])
         # Pages that a sliding layer leaves are used again, and what it keeps of them depends on the length alone.
         parts.coded.pool.ensure(parts.tail.rows * coded_capacity(plan, coded) if plan.sliding_window else 0)
         waiting = range(end - new_tail.shape[2], end)
         reserved = reserve(parts, min(tokens, plan.sinks), dropped, range(first, coded), kept_from, waiting)
         return Change(tokens, new_sinks, coded, dropped, first, encoded, kept_from, new_tail, reserved)
+
+    def _entering(self, values: Tensor) -> Tensor:
+        """Values as they wait or are encoded, rounded by parts, so that no second copy of a long text is made."""
+        return values.to(getattr(torch, self._entry_dtype))
 
     def _dropped_after(self, tokens: int, coded: int) -> int:
         """Coded tokens that no later query sees, in whole blocks."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvassay.cli.output import nbytes_text, print_table
-from kvassay.core.capacity import Budget, Capacity, Limit
+from kvassay.core.capacity import Budget, Capacity, Limit, step_workspace_nbytes
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.ledger import predict_ledger
 
@@ -148,7 +148,7 @@ def _row(one: Capacity, plain: Capacity, context: int, run: CapacityRun | None) 
         "stored_bits": 16 * one.sequence.ratio_to_float16,
         "ratio_to_float16": one.sequence.ratio_to_float16,
         "row_nbytes": one.sequence.persistent_nbytes,
-        "row_transient_nbytes": one.sequence.peak_transient_nbytes,
+        "row_transient_nbytes": step_workspace_nbytes(one.sequence),
         "largest_batch": one.batch.batch,
         "batch_limit": one.batch.limit.value,
         "batch_ratio_to_f16": one.batch.batch / plain.batch.batch if plain.batch.batch else None,
@@ -170,10 +170,10 @@ def _row(one: Capacity, plain: Capacity, context: int, run: CapacityRun | None) 
 
 
 def _workspace_nbytes(geometry: CacheGeometry, one: Capacity, context: int) -> int:
-    """Computed transient bytes of a decode step at the answer."""
+    """Upper bound of the transient bytes of a decode step at the answer."""
     if not one.batch.batch:
         return 0
-    return predict_ledger(geometry, one.kv_format, context, one.batch.batch).peak_transient_nbytes or 0
+    return step_workspace_nbytes(predict_ledger(geometry, one.kv_format, context, one.batch.batch))
 
 
 def _times(batch: int, plain: int) -> str:

@@ -52,7 +52,12 @@ class Budget(NamedTuple):
             return ledger.persistent_nbytes
         if self.weights_nbytes is None:
             raise GeometryError("weights belong into the budget and their size is not known; give it")
-        return self.weights_nbytes + ledger.persistent_nbytes + (ledger.peak_transient_nbytes or 0)
+        return self.weights_nbytes + ledger.persistent_nbytes + step_workspace_nbytes(ledger)
+
+
+def step_workspace_nbytes(ledger: ByteLedger) -> int:
+    """What a decode step is given: the bound, which rises with tokens and rows as bytes do, unlike a prediction."""
+    return 0 if ledger.transient_phases is None else ledger.transient_phases.step_bound_nbytes
 
 
 class LargestBatch(NamedTuple):

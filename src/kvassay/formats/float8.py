@@ -145,7 +145,7 @@ class Float8Quantizer(Quantizer):
             scale = static_parameters(self.spec, calibration)["scale"]
         else:
             scale = load_parameters(streams["scales"], self.spec)
-        return ungroup_values(grouped * scale.to(computing), self.spec).to(dtype)
+        return ungroup_values(grouped.mul_(scale.to(computing)), self.spec).to(dtype)
 
     def _scale(self, magnitude: Tensor) -> Tensor:
         assert self.spec.scale_dtype is not None, "the grammar gives every granularity a scale dtype"

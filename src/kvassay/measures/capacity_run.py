@@ -28,7 +28,8 @@ from kvassay.measures.process_memory import available_memory, reset_high_water, 
 BASE_NBYTES = 512 * 2**20
 """Interpreter, libraries and the chunk that fills the cache."""
 WORKSPACE_FACTOR = 4
-"""An append to a full layer holds this many times the layer's keys and values in float32, at most (measured: 1.5)."""
+"""How much more than the largest call's tensors resident memory may take: what allocators keep, and chunks of the
+fill, which are drawn in float32."""
 
 
 FRESH_ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "ERROR", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
