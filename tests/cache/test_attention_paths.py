@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from kvassay.cache import QuantizedCache, tiled_attention
+from kvassay.cache import QuantizedCache
 from kvassay.cache.attention import packed_attention
 from kvassay.cache.attention_path import AttentionPath
 from kvassay.cache.packed_view import PackedView
+from kvassay.core import tiles
 from kvassay.errors import CacheStateError
 from tests import tiny_models
 from tests.cache.cache_configs import one_layer_config
@@ -58,7 +59,7 @@ def test_b09_b11_tiles_give_the_attention_of_decoded_tokens(
     tile, name, softcap, with_sinks, paddings, monkeypatch
 ) -> None:
     """Prefill, chunk, single token: each equals the definition; an attention scale of 0.37 is not lost."""
-    monkeypatch.setattr(tiled_attention, "TILE_ELEMENTS", tile)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", tile)
     name = f"kv={name}" if "/" in name else name
     padding = paddings if any(paddings) else None
     one, other = (

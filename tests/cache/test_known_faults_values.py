@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvassay.cache import QuantizedCache, tiled_attention
+from kvassay.cache import QuantizedCache
 from kvassay.cache.attention import packed_attention
 from kvassay.cache.page_pool import PagePool
 from kvassay.cache.paged_rows import PagedRows
+from kvassay.core import tiles
 from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
 from kvassay.errors import NonFiniteError
 from kvassay.measures.cache_fill import synthetic_config
@@ -83,10 +84,10 @@ def _length_error(tokens: int) -> tuple[float, float]:
     return float((found - decoded).abs().max()), float((found - defined(query, keys, values, mask, 0.125)).abs().max())
 
 
-@pytest.mark.parametrize("tile", [64 * 64, tiled_attention.TILE_ELEMENTS])
+@pytest.mark.parametrize("tile", [64 * 64, tiles.TILE_ELEMENTS])
 def test_b19_error_does_not_grow_with_the_length(tile, monkeypatch) -> None:
     """Also in 512 tiles: sums that were kept in 16 bits would show in the first bound."""
-    monkeypatch.setattr(tiled_attention, "TILE_ELEMENTS", tile)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", tile)
     short, long = _length_error(1024), _length_error(32768)
     assert max(short[0], long[0]) < 1e-6
     assert long[0] <= 2 * short[0] + 1e-8
@@ -100,7 +101,7 @@ def test_b19_heads_split_over_caches_give_the_same_bits(ways, monkeypatch) -> No
     keys, values, query = draw(1, 1, 4, 3000, 64), draw(2, 1, 4, 3000, 64), draw(3, 1, 4, 1, 64)
 
     def answer(heads: slice, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
-        monkeypatch.setattr(tiled_attention, "TILE_ELEMENTS", tile)
+        monkeypatch.setattr(tiles, "TILE_ELEMENTS", tile)
         own = keys[:, heads], values[:, heads]
         cache = one_layer(own[0].shape[1], "int4-g32", attention="tiled")
         cache.update(own[0][:, :, :-1], own[1][:, :, :-1], 0)

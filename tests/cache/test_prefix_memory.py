@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kvassay.cache import PrefixStore, QuantizedCache
 from kvassay.cache.prefix_memory import snapshot_pages
 from kvassay.cache.prefix_results import PrefixSource
-from kvassay.core.paging import tail_capacity
 from tests.cache.prefix_cases import (
     BLOCK,
     LAYERS,
@@ -221,7 +220,7 @@ def test_a_hundred_forks_of_one_prefix_share_its_pages(name) -> None:
     own = storages_nbytes(slab for fork in forks for slab in fork.storages()) - alone
     # Of its own a fork has what any cache of this length takes behind the coded prefix: its tail, or a coded page.
     expected = sum(
-        tail_capacity(one.plan, one.tokens) * one.tail_layout.nbytes
+        one.parts.tail.table.shape[1] * one.tail_layout.nbytes
         + (one.coded_pages[0].table.shape[1] - begin // one.coded_layout.tokens) * one.coded_layout.nbytes
         for layer in forks[0].layers
         for one in layer.stores

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from kvassay.core.capacity import (
     largest_context,
 )
 from kvassay.core.format_names import PRESETS, parse_format
+from kvassay.core.fullest_length import RowGrowth
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import predict_ledger
 from kvassay.errors import GeometryError
@@ -28,7 +31,18 @@ def geometry(windows: tuple[int | None, ...] = (None, None), max_context: int | 
 
 FORMATS = st.builds(
     "{},sinks={},recent={}{}".format,
-    st.sampled_from(["f16", "int4-g64", "kivi-2", "kivi-4", "k=int4:channel48,v=int2:group16", "kvarn"]),
+    st.sampled_from(
+        [
+            "f16",
+            "int4-g64",
+            "kivi-2",
+            "kivi-4",
+            "k=int4:channel48,v=int2:group16",
+            "k=int4:channel20,v=int4:channel112",
+            "k=int4:channel5,v=int2:channel7",
+            "kvarn",
+        ]
+    ),
     st.integers(0, 5),
     st.integers(0, 40),
     st.sampled_from(["", "", ",skip=1", ",@0=int8-token-head"]),
@@ -75,12 +89,33 @@ def test_r31_every_length_up_to_the_longest_context_fits_and_one_more_does_not(n
 
 
 @settings(max_examples=60, deadline=None)
-@given(FORMATS, WINDOWS, st.integers(1, 400))
-def test_bytes_never_fall_while_a_cache_grows(name, windows, tokens) -> None:
-    """Pages that a window or a sliding layer leaves are kept for the next tokens; so the last length is the fullest."""
+@given(FORMATS, WINDOWS, st.integers(1, 700), st.booleans())
+def test_the_fullest_length_is_the_fullest_of_all(name, windows, tokens, with_workspace) -> None:
+    """A row's bytes at each length, from ledgers of one and of two rows; of equal lengths the longest is named."""
     shape, kv_format = geometry(windows), parse_format(name)
-    before, after = (predict_ledger(shape, kv_format, length, 3).persistent_nbytes for length in (tokens, tokens + 1))
-    assert before <= after
+    growth = RowGrowth(shape, kv_format, with_workspace)
+    rows = []
+    for length in range(1, tokens + 1):
+        one, two = (predict_ledger(shape, kv_format, length, batch) for batch in (1, 2))
+        row = two.persistent_nbytes - one.persistent_nbytes
+        rows.append(row + (one.peak_transient_nbytes if with_workspace else 0))
+    assert growth.nbytes(tokens) == rows[-1]
+    assert rows[growth.fullest_length(tokens) - 1] == max(rows)
+
+
+def test_bytes_fall_when_a_block_is_packed_and_the_fullest_length_is_just_before() -> None:
+    """Keys wait in blocks of 64 beside a window of 32 tokens: six pages of 16 before the 96th token, two after."""
+    shape, kv_format = geometry(), parse_format("kivi-4,recent=32")
+    before, after = (predict_ledger(shape, kv_format, length) for length in (64 * 9 + 31, 64 * 9 + 32))
+    assert after.persistent_nbytes < before.persistent_nbytes
+    assert RowGrowth(shape, kv_format).fullest_length(64 * 9 + 32) == 64 * 9 + 31
+
+
+@pytest.mark.parametrize("windows", [(None, None), (512, 512)])
+def test_a_billion_tokens_are_answered_at_once_whatever_the_blocks(windows) -> None:
+    shape, kv_format = geometry(windows), parse_format("k=int4:channel48,v=int4:channel1009")
+    fullest = RowGrowth(shape, kv_format).fullest_length(MOST_TOKENS)
+    assert MOST_TOKENS - math.lcm(16, 48, 1009) < fullest <= MOST_TOKENS
 
 
 def test_r31_a_batch_step_is_named_as_the_limit_where_a_row_more_would_fit() -> None:

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from kvassay.core.format_names import PRESETS, parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
+from kvassay.core.kv_format import head_groups
 from kvassay.core.layout import static_nbytes
 from kvassay.core.ledger import predict_ledger
+from kvassay.core.paging import side_pages
 
 
 def geometry(layers=2, kv_heads=8, head_dim=128, window=None) -> CacheGeometry:
@@ -49,6 +51,21 @@ def test_r14_per_channel_keys_wait_for_whole_blocks() -> None:
     ledger = predict_ledger(geometry(layers=1), parse_format("kivi-2,recent=10"), tokens=100)
     assert ledger.keys_nbytes[Owner.WINDOW] == (100 - 64) * 8 * 128 * 2
     assert ledger.values_nbytes[Owner.WINDOW] == 10 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(("tokens", "keys_pages", "values_pages"), [(511, 4, 3), (512, 2, 2), (513, 3, 3), (543, 4, 3)])
+def test_the_tail_costs_the_pages_that_hold_tokens(tokens, keys_pages, values_pages) -> None:
+    """Behind 512 tokens 32 wait on each side, in two pages of 16; behind 511 keys wait for the rest of their block."""
+    plan = head_groups(parse_format("kivi-4,recent=32"), 0, geometry().layers[0])[0]
+    assert side_pages(plan.keys, tokens).tail_pages == keys_pages
+    assert side_pages(plan.values, tokens).tail_pages == values_pages
+
+
+def test_the_headline_format_at_512_tokens_of_a_small_model() -> None:
+    """SmolLM2-135M's shape: 3 KV heads of 64 channels. Two tail pages a side, and not the four that keys had before."""
+    shape = geometry(layers=30, kv_heads=3, head_dim=64)
+    bits = 16 * predict_ledger(shape, parse_format("kivi-4,recent=32"), tokens=512).ratio_to_float16
+    assert round(bits, 3) == 6.015
 
 
 def test_r16_padding_of_the_last_page_is_counted() -> None:

@@ -113,10 +113,8 @@ def test_b61_every_byte_is_a_real_storage_and_predicted(tokens, sinks, recent, s
     predicted = predict_ledger(geometry, part.kv_format, tokens, 2)
     paging = predicted.owner_nbytes(Owner.PADDING) + predicted.owner_nbytes(Owner.BLOCK_TABLE)
     assert part.nbytes == predicted.persistent_nbytes - paging
-    assert (part.ledger().float16_nbytes, part.ledger().peak_transient_nbytes) == (
-        predicted.float16_nbytes,
-        predicted.peak_transient_nbytes,
-    )
+    assert part.ledger().float16_nbytes == predicted.float16_nbytes
+    assert part.ledger().peak_transient_nbytes == predicted.float32_nbytes, "decoding it gives all of it as float32"
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2, 7])

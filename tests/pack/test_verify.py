@@ -468,7 +468,6 @@ BOUND_BY_HASHES_ALONE: dict[str, Callable[[Path], None]] = {
     "document history": lambda pack: edit(
         pack, "subject.json", lambda subject: subject["corpus"]["documents"][0].update(sha256="11" * 32)
     ),
-    "query_heads": lambda pack: edit(pack, "subject.json", lambda s: s["geometry"].update(query_heads=8)),
     "max_context": lambda pack: edit(pack, "subject.json", lambda s: s["geometry"].update(max_context=None)),
     "model_type": lambda pack: edit(pack, "subject.json", lambda s: s["geometry"].update(model_type="x")),
     "scale_source": lambda pack: edit(pack, "arms.json", lambda arms: arms[0].update(scale_source="calibrated")),

@@ -42,7 +42,7 @@ class CodedRuns:
             new = kept[-1].pages_to_append(end)
         else:
             new = self.rows * -(-(end - self._start_for(first, alone=not kept)) // self.pool.layout.tokens)
-        return max(0, new - sum(run.pages_freed_before(dropped) for run in self._runs))
+        return max(0, new - sum(run.pages_freed_before(dropped) for run in self._runs)) if new else 0
 
     def append(self, first: int, pieces: Sequence[Encoded], columns: int) -> None:
         """Take blocks whose first token is `first`; the table of a single run has room for `columns` pages.

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kvassay.cache.cohorts import Cohort, StoredHeads
 from kvassay.cache.packed_view import SeenTokens
-from kvassay.cache.side_store import PagePart, SideStore
+from kvassay.cache.side_parts import PagePart
+from kvassay.cache.side_store import SideStore
 from kvassay.cache.tiled_attention import Scoring, picked_rows
 from kvassay.core.paging import exact_page_layout
 from kvassay.core.spec import FloatDtype

@@ -96,13 +96,17 @@ class PagedRows:
         new = self.rows * max(0, -(-(end - last) // page))
         if self.end >= last:
             return new
+        if (self.pool.references(self.table[:, -1]) == 1).all():
+            return new
         # Of rows that share a page, one keeps it unless somebody else reads it.
         pages, counts = np.unique(self.table[:, -1], return_counts=True)
         return new + self.rows - int(np.count_nonzero(self.pool.references(pages) == counts))
 
     def pages_freed_before(self, token: int) -> int:
         """Pages that come free where `drop_before(token)` follows."""
-        dropped, counts = np.unique(self.table[:, : self._columns_before(token)], return_counts=True)
+        if not (columns := self._columns_before(token)):
+            return 0
+        dropped, counts = np.unique(self.table[:, :columns], return_counts=True)
         return int(np.count_nonzero(self.pool.references(dropped) == counts))
 
     def append(self, arrays: Streams) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvassay.cache.coded_runs import CodedRuns
 from kvassay.cache.page_pool import PageIds, PagePool
 from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.quantized_cache import QuantizedCache
-from kvassay.cache.side_store import SideParts, SideStore, tail_pool
+from kvassay.cache.side_parts import SideParts, tail_pool
+from kvassay.cache.side_store import SideStore
 from kvassay.core.prefix_blocks import BlockArray, BlockGrid, SideGrid
 from kvassay.errors import CacheStateError
 
@@ -190,5 +192,5 @@ def _share(side: SideGrid, blocks: Sequence[BlockPages], store: SideStore) -> No
     else:
         held = blocks[0][f"{side.name}.sinks"]
         sinks = PagedRows.of_table(held.pool, held.pages[None], 0, 0, side.plan.sinks)
-    store.parts = SideParts(pool, (run,), PagedRows(tail_pool(store.tail_layout, pool.device), 1), sinks)
+    store.parts = SideParts(CodedRuns(pool, 1, [run]), PagedRows(tail_pool(store.tail_layout, pool.device), 1), sinks)
     store.tokens, store.coded, store.dropped = side.plan.sinks + coded, coded, dropped

@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvassay.cache.coded_runs import CodedRuns
 from kvassay.cache.page_bytes import array_with_a_nonfinite_value, filled_blocks, page_chunks, written_bytes
 from kvassay.cache.page_pool import PageIds, PagePool
 from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.quantized_layer import LayerState, QuantizedLayer
+from kvassay.cache.side_parts import SideParts, tail_pool
 from kvassay.cache.side_state import (
     RunTokens,
     SideState,
@@ -27,7 +29,7 @@ from kvassay.cache.side_state import (
     sinks_tokens,
     tail_tokens,
 )
-from kvassay.cache.side_store import SideParts, SideStore, tail_pool
+from kvassay.cache.side_store import SideStore
 from kvassay.core.paging import PageLayout, layout_id
 from kvassay.core.saved_header import Part, SavedLayer, SavedStore, pages_name, table_name
 from kvassay.errors import CacheStateError, SavedCacheError
@@ -249,8 +251,8 @@ class LayerPlan:
     def _state(self, each: _Store, pools: list[PagePool], rows: Callable[[_Table], PagedRows]) -> SideState:
         saved, parts = each.saved, None
         if saved.pools is not None:
-            runs = tuple(rows(run) for run in each.runs)
-            parts = SideParts(pools[saved.pools.coded], runs, rows(each.tail), rows(each.sinks))
+            coded = CodedRuns(pools[saved.pools.coded], each.tail.rows, [rows(run) for run in each.runs])
+            parts = SideParts(coded, rows(each.tail), rows(each.sinks))
         return SideState(
             each.tokens,
             saved.coded,

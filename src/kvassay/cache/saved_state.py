@@ -125,13 +125,13 @@ class _Collector:
         runs: list[SavedRun] = []
         tail_first = pools = None
         if state.parts is not None:
-            coded_pool, all_runs, tail, sinks = state.parts
+            coded, tail, sinks = state.parts
             pools = SavedPools(
-                coded=self._pool(coded_pool, place, "coded"),
+                coded=self._pool(coded.pool, place, "coded"),
                 tail=self._pool(tail.pool, place, "tail"),
                 sinks=self._pool(sinks.pool, place, "sinks"),
             )
-            for index, run in enumerate(all_runs):
+            for index, run in enumerate(coded.held):
                 runs.append(SavedRun(start=run.start, first=run.first, end=run.end))
                 self._table(pools.coded, run, name(f"run{index}"))
             self._table(pools.tail, tail, name("tail"))

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kvassay.cache.coded_runs import CodedRuns
 from kvassay.cache.page_pool import PageIds, PagePool
-from kvassay.cache.paged_rows import PagedRows
+from kvassay.cache.side_parts import SideParts
 from kvassay.core.paging import TAIL_PAGE_TOKENS
 from kvassay.formats import Encoded
 
@@ -45,7 +44,7 @@ class Reservation:
         self._held: list[tuple[PagePool, PageIds]] = []
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if self._held and not sys.is_finalizing():
             self.give_up()
 
     def hold(self, pool: PagePool, count: int, column: int | None = None) -> None:
@@ -54,6 +53,7 @@ class Reservation:
             try:
                 self._held.append((pool, pool.hold(count, column)))
             except BaseException:
+                pool.trim()  # of slabs that it got before it failed
                 self.give_up()
                 raise
 
@@ -72,26 +72,20 @@ class Reservation:
 
 
 def reserve(
-    coded: CodedRuns,
-    tail: PagedRows,
-    sinks: PagedRows,
-    *,
-    sink_tokens: int,
-    dropped: int,
-    first_encoded: int,
-    coded_end: int,
-    kept_from: int,
-    new_tail: int,
-    end: int,
+    parts: SideParts, sink_tokens: int, dropped: int, encoded: range, kept_from: int, waiting: range
 ) -> Reservation:
-    """All pages of a change, beyond those that it frees itself. `new_tail` tokens enter the tail, up to `end`."""
+    """All pages of a change, beyond those that it frees itself.
+
+    There are `sink_tokens` sinks after it; `encoded` tokens get codes, `waiting` ones enter the tail.
+    """
+    coded, tail, sinks = parts
     reserved = Reservation()
     reserved.hold(sinks.pool, sinks.pages_to_append(sink_tokens))
-    reserved.hold(coded.pool, coded.pages_missing(dropped, first_encoded, coded_end))
-    if new_tail:
-        if tail.tokens and tail.end > kept_from:
-            new = tail.pages_to_append(end)
-        else:
-            new = tail.rows * (-(-end // TAIL_PAGE_TOKENS) - (end - new_tail) // TAIL_PAGE_TOKENS)
+    reserved.hold(coded.pool, coded.pages_missing(dropped, encoded.start, encoded.stop))
+    if tail.tokens and tail.end > kept_from:
+        new = tail.pages_to_append(waiting.stop)
+    else:
+        new = tail.rows * (-(-waiting.stop // TAIL_PAGE_TOKENS) - waiting.start // TAIL_PAGE_TOKENS)
+    if waiting and new:
         reserved.hold(tail.pool, max(0, new - tail.pages_freed_before(kept_from)), tail.rows)
     return reserved

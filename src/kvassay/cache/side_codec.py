@@ -11,7 +11,7 @@ from torch import Tensor
 from kvassay.cache.key_transform import KeyTransform, decode_keys
 from kvassay.cache.paged_rows import PagedRows
 from kvassay.core.kv_format import SidePlan
-from kvassay.core.workspace import CHUNK_ELEMENTS
+from kvassay.core.tiles import encoded_tokens
 from kvassay.errors import RangeError
 from kvassay.formats import Calibration, Encoded, quantizer
 from kvassay.formats.base import decode_as
@@ -33,16 +33,23 @@ class SideCodec:
         self._on_clip: OnClip = on_clip
 
     def encode(
-        self, first: int, end: int, new: Tensor, new_begin: int, waiting: Callable[[int, int], Tensor]
+        self,
+        first: int,
+        end: int,
+        new: Tensor,
+        new_begin: int,
+        waiting: Callable[[int, int], Tensor],
+        entering: Callable[[Tensor], Tensor],
     ) -> tuple[Encoded, ...]:
         """Codes of tokens `first` to `end - 1`, in pieces.
 
-        `new` `[batch, kv_heads, tokens, dim]` begins with token `new_begin`; `waiting(low, high)` gives older ones.
+        `new` `[batch, kv_heads, tokens, dim]` begins with token `new_begin`, and `entering` rounds it as tokens that
+        wait are rounded; `waiting(low, high)` gives older ones.
         Raises RangeError for values that saturate, unless they are to be counted.
         """
         block = self._plan.spec.tokens_per_block
         rows, heads, _, dim = new.shape
-        step = max(1, CHUNK_ELEMENTS // (rows * heads * dim * block)) * block
+        step = encoded_tokens(rows * heads * dim, block)
         pieces: list[Encoded] = []
         for low in range(first, end, step):
             high = min(low + step, end)
@@ -50,7 +57,7 @@ class SideCodec:
             if low < new_begin:
                 parts.append(waiting(low, min(high, new_begin)))
             if high > new_begin:
-                parts.append(new[:, :, max(0, low - new_begin) : high - new_begin])
+                parts.append(entering(new[:, :, max(0, low - new_begin) : high - new_begin]))
             values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
             if self._key_transform is not None:
                 values = self._key_transform.forward(values, self._plan.sinks + low)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvassay.cache.side_store import SideParts, SideStore
+from kvassay.cache.side_parts import SideParts
+from kvassay.cache.side_store import SideStore
 from kvassay.core.kv_format import SidePlan
 from kvassay.core.paging import TAIL_PAGE_TOKENS, PageLayout
 from kvassay.errors import CacheStateError

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -27,6 +26,7 @@ from kvassay.cache.page_pool import PagePool
 from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.side_append import Change, reserve
 from kvassay.cache.side_codec import OnClip, SideCodec
+from kvassay.cache.side_parts import PagePart, SideParts, float_streams, tail_pool
 from kvassay.cache.slab_storage import SlabStorage
 from kvassay.cache.stored_bytes import stored_nbytes
 from kvassay.core.geometry import Owner
@@ -41,11 +41,10 @@ from kvassay.core.paging import (
     tail_capacity,
 )
 from kvassay.core.spec import FloatDtype
-from kvassay.core.workspace import CHUNK_ELEMENTS
 from kvassay.errors import CacheStateError, KvassayError
 from kvassay.formats import Calibration
-from kvassay.formats.base import Streams, require_finite
-from kvassay.formats.floating import round_to
+from kvassay.formats.base import require_finite
+from kvassay.formats.floating import require_fits
 from kvassay.kernels.tile_formats import TileSide, tile_side
 
 SlabsFor = Callable[[PageLayout, torch.device], SlabStorage]
@@ -53,27 +52,6 @@ SlabsFor = Callable[[PageLayout, torch.device], SlabStorage]
 
 RECORDED_TOKENS = 256
 """While recording, a crop of up to this many tokens finds everything as it was."""
-
-
-class PagePart(NamedTuple):
-    """Tokens of one kind that follow each other."""
-
-    kind: Literal["sinks", "coded", "tail"]
-    rows: PagedRows
-    start: int
-    """Token in the first place of the first page, in the numbering of `begin` and `end`."""
-    begin: int
-    end: int
-
-
-class SideParts(NamedTuple):
-    """The pages of a store that holds tokens."""
-
-    coded_pool: PagePool
-    runs: tuple[PagedRows, ...]
-    """Coded tokens, all in `coded_pool`."""
-    tail: PagedRows
-    sinks: PagedRows
 
 
 class SideStore:
@@ -113,14 +91,12 @@ class SideStore:
         self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim, plan.side)
         self.tail_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, plan.side, TAIL_PAGE_TOKENS)
         self.sinks_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, plan.side, max(1, plan.sinks))
-        self._coded: CodedRuns | None = None
-        self._tail: PagedRows | None = None
-        self._sinks: PagedRows | None = None
+        self._parts: SideParts | None = None
 
     @property
     def batch(self) -> int:
         """Rows; 0 while the store is empty."""
-        return 0 if self._tail is None or not self.tokens else self._tail.rows
+        return 0 if self._parts is None or not self.tokens else self._parts.tail.rows
 
     @property
     def first_token(self) -> int:
@@ -138,36 +114,27 @@ class SideStore:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu") if self._tail is None else self._tail.pool.device
+        return torch.device("cpu") if self._parts is None else self._parts.tail.pool.device
 
     @property
-    def pools(self) -> Iterator[PagePool]:
+    def pools(self) -> tuple[PagePool, ...]:
         """Real storages; a fork shares them."""
-        if self._coded is not None:
-            yield self._coded.pool
-        for part in (self._tail, self._sinks):
-            if part is not None:
-                yield part.pool
+        return () if self._parts is None else self._parts.pools
 
     @property
     def parts(self) -> SideParts | None:
         """The pages themselves, not a copy; None while no token is held."""
-        if not self.tokens:
-            return None
-        coded, tail, sinks = self._made_parts()
-        return SideParts(coded.pool, coded.held, tail, sinks)
+        return self._parts if self.tokens else None
 
     @parts.setter
     def parts(self, parts: SideParts | None) -> None:
         """Take pages as they are; the caller sets the counts of tokens that belong to them."""
-        self._coded = None if parts is None else CodedRuns(parts.coded_pool, parts.tail.rows, parts.runs)
-        self._tail = None if parts is None else parts.tail
-        self._sinks = None if parts is None else parts.sinks
+        self._parts = parts
 
     @property
     def coded_pages(self) -> tuple[PagedRows, ...]:
         """The coded tokens: one run, and more only after blocks were cut."""
-        return () if self._coded is None else self._coded.held
+        return () if self._parts is None else self._parts.coded.held
 
     def append(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> None:
         """Add tokens. On an error nothing is added."""
@@ -186,22 +153,25 @@ class SideStore:
             raise CacheStateError(
                 f"{self._name}: tokens {begin} to {end} were asked for; held are {self.first_token} to {self.tokens}"
             )
+        if begin == end:
+            return torch.empty((self.batch, self.kv_heads, 0, self.dim), dtype=dtype, device=self.device)
+        sinks = self.sink_tokens
+        pieces = self._made_parts.pieces(self._codec, sinks, sinks + self.coded, begin, end, dtype)
+        low, high, values = next(pieces)
+        if high == end:
+            return values  # one piece needs no second array
         seen = torch.empty((self.batch, self.kv_heads, end - begin, self.dim), dtype=dtype, device=self.device)
-        for low, high, values in self._parts(dtype, begin, end):
+        while True:
             seen[:, :, low - begin : high - begin] = values
-        return seen
+            del values  # before the next is decoded
+            if high == end:
+                return seen
+            low, high, values = next(pieces)
 
     def page_parts(self, begin: int, end: int) -> Iterator[PagePart]:
         """Pages of tokens `begin` to `end - 1`, in their order; tokens count from the first sink."""
-        sinks, coded_end = self.sink_tokens, self.sink_tokens + self.coded
-        if self._sinks is not None and begin < min(end, sinks):
-            yield PagePart("sinks", self._sinks, self._sinks.start, begin, min(end, sinks))
-        for run in self.coded_pages:
-            low, high = max(begin, sinks + run.first), min(end, sinks + run.end)
-            if low < high:
-                yield PagePart("coded", run, sinks + run.start, low, high)
-        if self._tail is not None and max(begin, coded_end) < end:
-            yield PagePart("tail", self._tail, sinks + self._tail.start, max(begin, coded_end), end)
+        sinks = self.sink_tokens
+        return self._made_parts.page_parts(sinks, sinks + self.coded, begin, end)
 
     @cached_property
     def tile_side(self) -> TileSide:
@@ -211,13 +181,13 @@ class SideStore:
 
     def read_ahead(self, begin: int) -> None:
         """Say that tokens from `begin` on are read next, so that offloaded pages of theirs are fetched meanwhile."""
-        if self._coded is not None:
-            self._coded.read_ahead(begin - self.plan.sinks)
+        if self._parts is not None:
+            self._parts.coded.read_ahead(begin - self.plan.sinks)
 
     def drop_ahead(self) -> None:
         """Give back memory of what was read ahead and not taken, as after a crop."""
-        if self._coded is not None:
-            self._coded.pool.drop_ahead()
+        if self._parts is not None:
+            self._parts.coded.pool.drop_ahead()
 
     def prepare(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> Change:
         """All of an append that can fail; changes nothing that is read. `commit` then takes its result."""
@@ -228,13 +198,13 @@ class SideStore:
 
     def commit(self, change: Change) -> None:
         """Take what `prepare` made, and the pages that it holds for it, so that several stores change together."""
-        coded, tail, sinks = self._made_parts()
+        coded, tail, sinks = self._made_parts
         tail.columns_to_keep = tail_capacity(self.plan, max(0, change.tokens - self.plan.sinks))
         tail.pool.keep_numbers(tail.rows * tail.columns_to_keep)
         tail.make_room()
         change.reserved.release()
         if change.new_sinks.shape[2]:
-            sinks.append(_float_streams(change.new_sinks))
+            sinks.append(float_streams(change.new_sinks))
         coded.drop_before(change.dropped)
         tail.drop_before(change.kept_from)
         first = change.first_encoded if change.encoded else change.coded
@@ -246,7 +216,7 @@ class SideStore:
         if new_tail:
             if not tail.tokens:
                 tail.begin_at(change.tokens - self.plan.sinks - new_tail)
-            tail.append(_float_streams(change.new_tail))
+            tail.append(float_streams(change.new_tail))
         # Only now, so that pages which left at one end were there for the other.
         tail.pool.trim()
         self.tokens, self.coded, self.dropped = change.tokens, change.coded, change.dropped
@@ -258,18 +228,18 @@ class SideStore:
 
     def crop(self, tokens: int) -> None:
         """Forget all but the first `tokens` tokens, and exact copies that were recorded for a crop."""
-        if self._tail is None:
+        if self._parts is None:
             return
         if not self.may_crop_to(tokens):
             raise CacheStateError(
                 f"{self._name}: a sliding layer that holds tokens from {self.first_token} on cannot be cropped to "
                 f"{tokens}; call activate_past_recording() first"
             )
-        coded, tail, sinks = self._made_parts()
+        coded, tail, sinks = self._parts
         self.tokens = min(self.tokens, tokens)
         left = max(0, self.tokens - self.plan.sinks)
         sinks.drop_from(self.sink_tokens)
-        self.coded = self._coded_after_crop(left)
+        self.coded = self._parts.coded_after_crop(self.plan, self.coded, left)
         coded.drop_from(self.coded)
         tail.drop_from(left)
         self.dropped = min(self.dropped, self.coded)
@@ -282,9 +252,7 @@ class SideStore:
     def select(self, rows: Sequence[int]) -> SideStore:
         """A store of some rows, in this order, that shares their pages until one of the two writes."""
         chosen = copy.copy(self)
-        chosen._coded = None if self._coded is None else self._coded.select(rows)
-        chosen._tail = None if self._tail is None else self._tail.select(rows)
-        chosen._sinks = None if self._sinks is None else self._sinks.select(rows)
+        chosen._parts = None if self._parts is None else self._parts.select(rows)
         return chosen
 
     def owner_nbytes(self, skipped_layer: bool) -> dict[Owner, int]:
@@ -293,52 +261,41 @@ class SideStore:
 
     def paged_parts(self, skipped_layer: bool) -> Iterator[tuple[PagePool, Owner | None, list[PagedRows]]]:
         """(pool, owner of its bytes if all have one, rows) of each part."""
-        if self._coded is not None:
-            yield self._coded.pool, Owner.SKIPPED_LAYERS if skipped_layer else None, list(self._coded.all)
-        for part, owner in ((self._tail, Owner.WINDOW), (self._sinks, Owner.SINKS)):
-            if part is not None:
-                yield part.pool, owner, [part]
+        if self._parts is not None:
+            coded, tail, sinks = self._parts
+            yield coded.pool, Owner.SKIPPED_LAYERS if skipped_layer else None, list(coded.all)
+            yield tail.pool, Owner.WINDOW, [tail]
+            yield sinks.pool, Owner.SINKS, [sinks]
 
     def _prepare(self, values: Tensor) -> Change:
         require_finite(values, "entries")
-        entering = round_to(values, self._entry_dtype)
+        require_fits(values, self._entry_dtype)
         plan, tokens = self.plan, self.tokens + values.shape[2]
         num_new_sinks = max(0, min(tokens, plan.sinks) - self.tokens)
-        new_sinks, new = entering[:, :, :num_new_sinks], entering[:, :, num_new_sinks:]
+        new_sinks, new = self._entering(values[:, :, :num_new_sinks]), values[:, :, num_new_sinks:]
         old_end, end = max(0, self.tokens - plan.sinks), max(0, tokens - plan.sinks)
         block = plan.spec.tokens_per_block
         coded = self.coded + max(0, end - self.coded - plan.recent) // block * block
         dropped = self._dropped_after(tokens, coded)
         # Blocks that would leave a sliding layer at once are not encoded.
         first = self.coded + max(0, min(dropped, coded) - self.coded) // block * block
-        encoded = self._codec.encode(first, coded, new, old_end, self._waiting)
+        parts = self._parts_for(values.shape[0], values.device)
+        encoded = self._codec.encode(first, coded, new, old_end, parts.waiting, self._entering)
         kept_from = coded
         # Codes of single tokens without a window are cut as exactly as floats are; all else needs its exact copies.
         if self.recording and plan.recent + block > 1 and not plan.spec.is_exact:
-            exact_from = self._tail.first if self._tail is not None and self._tail.tokens else old_end
+            exact_from = parts.tail.first if parts.tail.tokens else old_end
             kept_from = min(coded, max(exact_from, end - plan.recent - block - RECORDED_TOKENS))
-        new_tail = new[:, :, max(0, kept_from - old_end) :]
-        runs, tail, sinks = self._parts_for(values.shape[0], values.device)
-        # Coded pages that a sliding layer leaves are used again: what it keeps depends on the length alone.
-        runs.pool.ensure(tail.rows * coded_capacity(plan, coded))
-        reserved = reserve(
-            runs,
-            tail,
-            sinks,
-            sink_tokens=min(tokens, plan.sinks),
-            dropped=dropped,
-            first_encoded=first,
-            coded_end=coded,
-            kept_from=kept_from,
-            new_tail=new_tail.shape[2],
-            end=end,
-        )
+        new_tail = self._entering(new[:, :, max(0, kept_from - old_end) :])
+        # Pages that a sliding layer leaves are used again, and what it keeps of them depends on the length alone.
+        parts.coded.pool.ensure(parts.tail.rows * coded_capacity(plan, coded) if plan.sliding_window else 0)
+        waiting = range(end - new_tail.shape[2], end)
+        reserved = reserve(parts, min(tokens, plan.sinks), dropped, range(first, coded), kept_from, waiting)
         return Change(tokens, new_sinks, coded, dropped, first, encoded, kept_from, new_tail, reserved)
 
-    def _waiting(self, begin: int, end: int) -> Tensor:
-        """Exact values of tokens in the tail, counted from the end of the sinks."""
-        assert self._tail is not None, "older tokens are held"
-        return self._tail.read(begin, end)["codes"].flatten(2, 3)
+    def _entering(self, values: Tensor) -> Tensor:
+        """Values as they wait or are encoded, rounded by parts, so that no second copy of a long text is made."""
+        return values.to(getattr(torch, self._entry_dtype))
 
     def _dropped_after(self, tokens: int, coded: int) -> int:
         """Coded tokens that no later query sees, in whole blocks."""
@@ -348,60 +305,18 @@ class SideStore:
         held = window + (RECORDED_TOKENS if self.recording else 0)
         return max(self.dropped, min(max(0, tokens - held) // block * block, coded))
 
-    def _coded_after_crop(self, left: int) -> int:
-        """End of the coded tokens once `left` tokens after the sinks remain: as few as exact copies allow."""
-        coded, tail, _ = self._made_parts()
-        end = min(self.coded, left)
-        if not tail.tokens or tail.first >= end:
-            return end
-        block = self.plan.spec.tokens_per_block
-        lowest = max(tail.first, max(0, left - self.plan.recent) // block * block)
-        # Codes end where a block ends.
-        return coded.first_bound(lowest, end)
+    @property
+    def _made_parts(self) -> SideParts:
+        assert self._parts is not None, "the first append makes them"
+        return self._parts
 
-    def _made_parts(self) -> tuple[CodedRuns, PagedRows, PagedRows]:
-        """Coded tokens, tail and sinks."""
-        assert self._coded is not None, "made with the first append"
-        assert self._tail is not None, "made with the first append"
-        assert self._sinks is not None, "made with the first append"
-        return self._coded, self._tail, self._sinks
-
-    def _parts_for(self, rows: int, device: torch.device) -> tuple[CodedRuns, PagedRows, PagedRows]:
+    def _parts_for(self, rows: int, device: torch.device) -> SideParts:
         """The parts, made anew where nothing is held of so many rows."""
-        if self._tail is None or (not self.tokens and self._tail.rows != rows):
+        if self._parts is None or (not self.tokens and self._parts.tail.rows != rows):
             slabs = None if self._slabs_for is None else self._slabs_for(self.coded_layout, device)
-            self._coded = CodedRuns(PagePool(self.coded_layout, device, slabs), rows)
-            self._tail = PagedRows(tail_pool(self.tail_layout, device), rows)
-            self._sinks = PagedRows(PagePool(self.sinks_layout, device), rows)
-        return self._made_parts()
-
-    def _parts(self, dtype: torch.dtype, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
-        """(first token, end, values) of pieces that follow each other, each small enough to be worked on at once."""
-        sinks, coded_end = self.sink_tokens, self.sink_tokens + self.coded
-        for low, high in self._pieces(begin, min(end, sinks), 1):
-            assert self._sinks is not None, "tokens are held"
-            yield low, high, self._sinks.read(low, high)["codes"].flatten(2, 3).to(dtype)
-        for run in self.coded_pages:
-            low, high = max(begin, sinks + run.first), min(end, sinks + run.end)
-            for one, other in self._pieces(low, high, self.coded_layout.tokens, sinks + run.start):
-                yield one, other, self._codec.decode(run, one - sinks, other - sinks, dtype)
-        for low, high in self._pieces(max(begin, coded_end), end, TAIL_PAGE_TOKENS, sinks):
-            yield low, high, self._waiting(low - sinks, high - sinks).to(dtype)
-
-    def _pieces(self, begin: int, end: int, page: int, start: int = 0) -> Iterator[tuple[int, int]]:
-        """`begin` to `end` in pieces that end on page bounds, which are counted from `start`."""
-        step = max(1, CHUNK_ELEMENTS // (max(1, self.batch) * self.kv_heads * self.dim * page)) * page
-        while begin < end:
-            bound = min(end, start + (begin - start) // page * page + step)
-            yield begin, bound
-            begin = bound
-
-
-def tail_pool(layout: PageLayout, device: torch.device) -> PagePool:
-    """Pages of a tail: they are given back as soon as no row of their column needs them."""
-    return PagePool(layout, device, by_column=True)
-
-
-def _float_streams(values: Tensor) -> Streams:
-    """Plain floats as the arrays of their pages: one block a token."""
-    return {"codes": values.unsqueeze(3)}
+            self._parts = SideParts(
+                CodedRuns(PagePool(self.coded_layout, device, slabs), rows),
+                PagedRows(tail_pool(self.tail_layout, device), rows),
+                PagedRows(PagePool(self.sinks_layout, device), rows),
+            )
+        return self._parts

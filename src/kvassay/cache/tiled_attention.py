@@ -11,7 +11,8 @@ Arithmetic is in float32, in float64 for a float64 model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from kvassay.cache.cohorts import Cohort, StoredHeads
 from kvassay.cache.packed_view import SeenTokens
-from kvassay.core.workspace import TILE_ELEMENTS
+from kvassay.core.tiles import tile_tokens
 
 
 class Scoring(NamedTuple):
@@ -66,6 +67,16 @@ def tiled_attention(
     return out
 
 
+class _Tile(NamedTuple):
+    """Some tokens, not yet decoded."""
+
+    begin: int
+    """First column."""
+    end: int
+    keys: Callable[[], Tensor]
+    values: Callable[[], Tensor]
+
+
 class _Part(NamedTuple):
     """Rows and heads whose keys are stored together."""
 
@@ -83,36 +94,39 @@ class _Part(NamedTuple):
         # Queries of one KV head side by side, so that each tile is read once.
         grouped = query.to(computing).reshape(batch, kv_heads, self.ratio * queries, head_dim) * scoring.scaling
         running = _RunningSoftmax(grouped, self.group.values.dim, self._sinks(scoring, queries, computing))
-        for begin, end, keys, values in self._tiles(computing):
-            scores = grouped @ keys.transpose(-1, -2)
+        for tile in self._tiles(computing, self.ratio * queries):
+            # Keys are gone before values are read: one side of a tile is the most that is decoded at a time.
+            scores = grouped @ tile.keys().transpose(-1, -2)
             if scoring.softcap is not None:
                 scores = torch.tanh_(scores.div_(scoring.softcap)).mul_(scoring.softcap)
-            self._mask(scores.unflatten(2, (self.ratio, queries)), mask, begin, end)
-            running.add(scores, values)
+            self._mask(scores.unflatten(2, (self.ratio, queries)), mask, tile.begin, tile.end)
+            running.add(scores, tile.values)
         return running.output().reshape(batch, query_heads, queries, -1).to(query.dtype)
 
-    def _tiles(self, dtype: torch.dtype):
-        """(first column, end, keys, values) of the pages, then of the call's own tokens."""
+    def _tiles(self, dtype: torch.dtype, queries: int) -> Iterator[_Tile]:
+        """Tiles of the pages, then of the call's own tokens. `queries` are those that one KV head serves."""
         padding = self.cohort.padding
         begin, end = max(self.seen.begin, padding), self.seen.end
         keys, values = self.group.keys, self.group.values
         page = keys.coded_layout.tokens
-        step = max(1, TILE_ELEMENTS // (max(1, keys.batch) * keys.kv_heads * keys.dim * page)) * page
+        heads = max(1, keys.batch) * keys.kv_heads
+        step = tile_tokens(heads * keys.dim, heads * queries, page)
         # Tiles end on page bounds of the keys, so that no page is decoded twice.
         start = padding + keys.plan.sinks
         while begin < end:
             bound = min(end, start + (begin - start) // page * page + step)
             low, high = begin - padding, bound - padding
-            yield begin, bound, keys.read(dtype, low, high), values.read(dtype, low, high)
+            yield _Tile(begin, bound, partial(keys.read, dtype, low, high), partial(values.read, dtype, low, high))
             begin = bound
         if self.seen.new is not None:
-            heads = list(self.group.heads)
-            new_keys, new_values = (each[self.rows][:, heads] for each in self.seen.new)
+            new_keys, new_values = (each[self.rows] for each in self.seen.new)
+            if len(self.group.heads) < new_keys.shape[1]:
+                new_keys, new_values = (each[:, list(self.group.heads)] for each in (new_keys, new_values))
             skip = max(0, padding - end)
             for first in range(skip, new_keys.shape[2], step):
                 tokens = slice(first, min(first + step, new_keys.shape[2]))
-                part = new_keys[:, :, tokens].to(dtype), new_values[:, :, tokens].to(dtype)
-                yield end + tokens.start, end + tokens.stop, *part
+                part = (partial(each[:, :, tokens].to, dtype) for each in (new_keys, new_values))
+                yield _Tile(end + tokens.start, end + tokens.stop, *part)
 
     def _mask(self, scores: Tensor, mask: Tensor | None, begin: int, end: int) -> None:
         """Close what a query may not see. `scores` `[batch, kv_heads, ratio, queries, tokens]`, changed in place."""
@@ -157,14 +171,15 @@ class _RunningSoftmax:
             self._largest = sinks.expand(*shape, 1).clone()
             self._total = query.new_ones((*shape, 1))
 
-    def add(self, scores: Tensor, values: Tensor) -> None:
+    def add(self, scores: Tensor, values: Callable[[], Tensor]) -> None:
+        """Take the scores of a tile, which are used up, and read its values last."""
         largest = torch.maximum(self._largest, scores.amax(-1, keepdim=True))
         # A query that has seen no open token yet keeps sums of zero: −inf minus −inf must not enter.
         base = torch.where(largest == -torch.inf, 0.0, largest)
         weights = scores.sub_(base).exp_()
         shrink = torch.exp(self._largest - base)
         self._total = self._total * shrink + weights.sum(-1, keepdim=True)
-        self._sums = self._sums.mul_(shrink).add_(weights @ values)
+        self._sums = self._sums.mul_(shrink).add_(weights @ values())
         self._largest = largest
 
     def output(self) -> Tensor:

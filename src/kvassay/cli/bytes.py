@@ -71,4 +71,8 @@ def _print_ledger(model: str, ledger: ByteLedger) -> None:
         f"{ledger.persistent_nbytes_per_token:,.1f} B a token, {16 * ledger.ratio_to_float16:.4g} bits a value: "
         f"{ledger.ratio_to_float16:.4f} of 16 bit, {ledger.persistent_nbytes / ledger.float32_nbytes:.4f} of float32"
     )
-    print(f"transient peak {ledger.peak_transient_nbytes:,} B ({nbytes_text(ledger.peak_transient_nbytes or 0)})\n")
+    phases = ledger.transient_phases
+    assert phases is not None, "a computed ledger has them"
+    calls = [("prefill", phases.prefill_nbytes), ("flush", phases.flush_nbytes), ("decode", phases.decode_nbytes)]
+    said = ", ".join(f"{call} {nbytes:,} B ({nbytes_text(nbytes)})" for call, nbytes in calls if nbytes is not None)
+    print(f"transient peak of a call, {phases.basis.value}: {said}\n")

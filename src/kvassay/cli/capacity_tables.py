@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvassay.cli.output import nbytes_text, print_table
-from kvassay.core.capacity import Budget, Capacity, Limit
+from kvassay.core.capacity import Budget, Capacity, Limit, step_workspace_nbytes
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.ledger import predict_ledger
 
@@ -58,11 +58,13 @@ def print_answers(
         "limit",
     ]
     print_table(header, rows, right=(1, 2, 3, 4, 6, 7, 8))
-    print(f"\nf16 for comparison: batch {plain.batch.batch:,}, longest row {plain.context.tokens:,} tokens")
+    print(f"\nbits and B a row: at {context:,} tokens; used B: the peak on the way there, which has to fit")
+    print(f"f16 for comparison: batch {plain.batch.batch:,}, longest row {plain.context.tokens:,} tokens")
     for one in found:
         name, batch = one.kv_format.name, one.batch
         over = batch.next_nbytes - limits.nbytes
-        print(f"{name}: batch {batch.next_batch:,} takes {batch.next_nbytes:,} B: {over:,} B too many")
+        where = f"at {batch.fullest_tokens:,} tokens takes"
+        print(f"{name}: batch {batch.next_batch:,} {where} {batch.next_nbytes:,} B: {over:,} B too many")
         if one.context.limit is Limit.MODEL_CONTEXT:
             print(
                 f"{name}: the model's context of {geometry.max_context:,} tokens ends before the budget, which would "
@@ -146,11 +148,12 @@ def _row(one: Capacity, plain: Capacity, context: int, run: CapacityRun | None) 
         "stored_bits": 16 * one.sequence.ratio_to_float16,
         "ratio_to_float16": one.sequence.ratio_to_float16,
         "row_nbytes": one.sequence.persistent_nbytes,
-        "row_transient_nbytes": one.sequence.peak_transient_nbytes,
+        "row_transient_nbytes": step_workspace_nbytes(one.sequence),
         "largest_batch": one.batch.batch,
         "batch_limit": one.batch.limit.value,
         "batch_ratio_to_f16": one.batch.batch / plain.batch.batch if plain.batch.batch else None,
         "used_nbytes": one.batch.used_nbytes,
+        "used_at_tokens": one.batch.fullest_tokens,
         "next_batch": one.batch.next_batch,
         "next_nbytes": one.batch.next_nbytes,
         "largest_context_of_one_row": one.context.tokens,
@@ -167,10 +170,10 @@ def _row(one: Capacity, plain: Capacity, context: int, run: CapacityRun | None) 
 
 
 def _workspace_nbytes(geometry: CacheGeometry, one: Capacity, context: int) -> int:
-    """Computed transient bytes of a decode step at the answer."""
+    """Upper bound of the transient bytes of a decode step at the answer."""
     if not one.batch.batch:
         return 0
-    return predict_ledger(geometry, one.kv_format, context, one.batch.batch).peak_transient_nbytes or 0
+    return step_workspace_nbytes(predict_ledger(geometry, one.kv_format, context, one.batch.batch))
 
 
 def _times(batch: int, plain: int) -> str:

@@ -52,7 +52,12 @@ class Budget(NamedTuple):
             return ledger.persistent_nbytes
         if self.weights_nbytes is None:
             raise GeometryError("weights belong into the budget and their size is not known; give it")
-        return self.weights_nbytes + ledger.persistent_nbytes + (ledger.peak_transient_nbytes or 0)
+        return self.weights_nbytes + ledger.persistent_nbytes + step_workspace_nbytes(ledger)
+
+
+def step_workspace_nbytes(ledger: ByteLedger) -> int:
+    """What a decode step is given: the bound, which rises with tokens and rows as bytes do, unlike a prediction."""
+    return 0 if ledger.transient_phases is None else ledger.transient_phases.step_bound_nbytes
 
 
 class LargestBatch(NamedTuple):
@@ -115,7 +120,7 @@ def largest_batch(
     geometry: CacheGeometry, kv_format: KVFormat, budget: Budget, context: int, batch_step: int = 1
 ) -> LargestBatch:
     """By doubling and bisection: bytes rise with the batch, and the fullest length is the same for any."""
-    fullest = _growth(geometry, kv_format, budget).fullest_length(context)
+    fullest = fullest_length(geometry, kv_format, budget, context)
 
     def used(batch: int) -> int:
         return budget.used_nbytes(predict_ledger(geometry, kv_format, fullest, batch))
@@ -145,6 +150,11 @@ def largest_context(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget
     if geometry.max_context is not None and by_bytes >= geometry.max_context:
         return LargestContext(geometry.max_context, Limit.MODEL_CONTEXT, by_bytes)
     return LargestContext(by_bytes, Limit.SEARCH_END if by_bytes == MOST_TOKENS else Limit.BUDGET, by_bytes)
+
+
+def fullest_length(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget, tokens: int) -> int:
+    """The length of 1 to `tokens` at which a cache uses most of the budget, whatever its batch."""
+    return _growth(geometry, kv_format, budget).fullest_length(tokens)
 
 
 def _growth(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget) -> RowGrowth:

@@ -23,6 +23,7 @@ from kvassay.core.paging import (
     page_layout,
     side_pages,
 )
+from kvassay.core.transient_peak import TransientPeaks, transient_peaks
 
 ASSUMPTIONS = (
     "Persistent bytes are those of the arrays that this library's cache allocates at this length: codes, scales, "
@@ -32,8 +33,10 @@ ASSUMPTIONS = (
     f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by "
     f"pages of {TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
     "Object headers, allocator rounding, weights and activations are excluded.",
-    "The transient figure is one layer's keys and values as the float32 arrays that a decode step reads, also where "
-    "nothing is decoded.",
+    "The transient figure is the most that one layer's call allocates and gives back, of a float32 model whose "
+    "attention reads pages tile by tile: a prefill of all tokens in one call, a flush (a step of one token that "
+    "completes a block of several) and a decode step, at these tokens and rows. The attention of a prefill reads the "
+    "model's own keys and values and is not in it; attention='decoded' holds a whole layer as floats besides.",
 )
 
 KEY_TRANSFORM_ASSUMPTION = (
@@ -68,7 +71,10 @@ class ByteLedger(BaseModel):
     keys_nbytes: dict[Owner, int]
     values_nbytes: dict[Owner, int]
     peak_transient_nbytes: int | None
+    """The largest of `transient_phases`."""
     transient_basis: Basis | None
+    transient_phases: TransientPeaks | None = None
+    """By kind of call, and whether predicted or only bounded; None where nobody said."""
     float32_nbytes: int
     """The same tokens as float32: one denominator of savings."""
     float16_nbytes: int
@@ -109,7 +115,6 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
     keys: Counter[Owner] = Counter()
     values: Counter[Owner] = Counter()
     elements = 0
-    peak_elements = 0
     for index, layer in enumerate(geometry.layers):
         skipped = kv_format.skips(index)
         for group in head_groups(kv_format, index, layer):
@@ -117,9 +122,8 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
             keys.update(_side_nbytes(group.keys, heads, layer.head_dim, tokens, batch, kv_format, skipped))
             values.update(_side_nbytes(group.values, heads, layer.value_dim, tokens, batch, kv_format, skipped))
         visible = min(tokens, layer.sliding_window or tokens)
-        layer_elements = batch * layer.kv_heads * (layer.head_dim + layer.value_dim) * visible
-        elements += layer_elements
-        peak_elements = max(peak_elements, layer_elements)
+        elements += batch * layer.kv_heads * (layer.head_dim + layer.value_dim) * visible
+    transient = transient_peaks(geometry, kv_format, tokens, batch)
     return ByteLedger(
         format_name=kv_format.name,
         format_digest=kv_format.digest,
@@ -128,8 +132,9 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
         batch=batch,
         keys_nbytes=dict(keys),
         values_nbytes=dict(values),
-        peak_transient_nbytes=4 * peak_elements,
+        peak_transient_nbytes=transient.largest_nbytes,
         transient_basis=Basis.COMPUTED,
+        transient_phases=transient,
         float32_nbytes=4 * elements,
         float16_nbytes=2 * elements,
         assumptions=ledger_assumptions(kv_format),

@@ -68,6 +68,25 @@ StaticLayout = Callable[[QuantSpec, int, int], tuple[Stream, ...]]
 """(spec, kv_heads, dim) -> arrays that a side stores once a layer. The spec alone says whether there are any."""
 
 
+class Working(NamedTuple):
+    """Bytes a value that a codec takes while it works, at its fullest moment, stored parameters left out.
+
+    Counted by the allocator (`measures.memory_peak`), on float32 and without rotation and mean, for which
+    `core.transient_peak` adds what they take.
+    """
+
+    encode_nbytes: float
+    """Beyond the values given, result included."""
+    decode_nbytes: float
+    """Beyond the packed arrays, float32 result included."""
+    cast_nbytes: float = 4
+    """More where the values given have 16 bits: their float32 copy, or 0 where a copy is made anyway."""
+
+
+WorkingOf = Callable[[QuantSpec], Working | None]
+"""What the codec of a spec takes; None where that does not follow from the spec."""
+
+
 class Option(NamedTuple):
     """A parameter that only this method has."""
 
@@ -122,6 +141,9 @@ class Method(NamedTuple):
     may_rotate: bool = True
     rotates: bool = False
     """True where the codec rotates by itself, without a rotation in the spec."""
+    working: Working | WorkingOf | None = None
+    """Without it, or for a spec that it gives None, the transient figure of a ledger is an upper bound that holds for
+    any method."""
     error_bound: str = ""
     """A sentence on |x − x̂| that `formats show` prints, or why there is no bound; empty where none is given. For finite
     values, in exact arithmetic, whose stored parameters lie in the normal range of their

@@ -221,9 +221,9 @@ def tail_pages(plan: SidePlan, after_sinks: int) -> int:
 
 
 def tail_capacity(plan: SidePlan, after_sinks: int) -> int:
-    """The most tail pages that a sequence has had once `after_sinks` tokens stand after its sinks.
+    """At least the most tail pages that a sequence has had once `after_sinks` tokens stand after its sinks.
 
-    Numbers of pages are kept up to this count, since a number cannot change while a block table names it.
+    So many page numbers are kept, since a number cannot change while a block table names it.
     """
     longest = plan.recent + plan.spec.tokens_per_block - 1
     if longest == 0:

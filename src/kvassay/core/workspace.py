@@ -1,5 +1,7 @@
 """How much working memory one layer's call takes: an append and attention over the pages, tile by tile. No torch.
 
+An upper bound for any format; `core.transient_peak` predicts the figure where the format's methods say what they take.
+
 What is bounded is the transient part, all bytes that are allocated during the call and not held after it, for any
 format. It grows with the chunk of new tokens and not with the context, once that is longer than a tile. Decoded
 attention (`attention="decoded"`) is not meant: it holds the whole context as floats.
@@ -17,12 +19,7 @@ from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import KVFormat, head_groups
 from kvassay.core.paging import TAIL_PAGE_TOKENS, page_tokens
 from kvassay.core.spec import QuantSpec
-
-TILE_ELEMENTS = 1 << 18
-"""Keys of one tile of attention, over the rows and heads that are worked on together."""
-
-CHUNK_ELEMENTS = 1 << 20
-"""Values that are encoded at once, so that working arrays stay small however long a text is."""
+from kvassay.core.tiles import ENCODED_ELEMENTS, SCORE_ELEMENTS, TILE_ELEMENTS
 
 ENCODE_NBYTES = 40
 """Most bytes that encoding takes for each value of the piece it works on, its result included."""
@@ -48,6 +45,11 @@ class Workspace(NamedTuple):
 
     matrices_nbytes: int
     """Rotations and projections, `[head_dim, head_dim]`."""
+
+    @property
+    def appending_only_nbytes(self) -> int:
+        """The bound of a first call, whose attention reads the model's own keys and values."""
+        return self.appending_nbytes + self.encoding_nbytes + self.matrices_nbytes + _SCALARS_NBYTES
 
     @property
     def nbytes(self) -> int:
@@ -79,13 +81,15 @@ def workspace(
     page = max(_page(plan.spec) for group in groups for plan in (group.keys, group.values))
     waiting = batch * layer.kv_heads * min(context, chunk + block + TAIL_PAGE_TOKENS)
     row = batch * layer.kv_heads * layer.head_dim
-    tile_tokens = min(context, max(TILE_ELEMENTS // row, page))
-    keys = batch * layer.kv_heads * tile_tokens * layer.head_dim
+    # A tile has at most so many keys, or one page. Written so, the bound never falls with the context or the batch.
+    keys = min(row * context, max(TILE_ELEMENTS, row * page))
     # A tile follows the keys' pages, so the values of it begin and end inside pages of their own.
-    values = batch * layer.kv_heads * min(tile_tokens + 2 * page, context + page) * layer.value_dim
-    scores = batch * query_heads * chunk * tile_tokens
+    value_row = batch * layer.kv_heads * layer.value_dim
+    values = min(keys * layer.value_dim // layer.head_dim + 2 * value_row * page, value_row * (context + page))
+    scores = keys * query_heads * chunk // (layer.kv_heads * layer.head_dim)
+    scores = min(scores, max(SCORE_ELEMENTS, batch * query_heads * chunk * page))
     queries = batch * query_heads * chunk
-    piece = max(CHUNK_ELEMENTS, batch * layer.kv_heads * block * max(layer.head_dim, layer.value_dim))
+    piece = max(ENCODED_ELEMENTS, batch * layer.kv_heads * block * max(layer.head_dim, layer.value_dim))
     return Workspace(
         # As given or without padding, rounded, and as codes with what belongs to them; written as a copy in order.
         appending_nbytes=new * (2 * itemsize + 4 + 8),

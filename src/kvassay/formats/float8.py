@@ -146,7 +146,7 @@ class Float8Quantizer(Quantizer):
             scale = static_parameters(self.spec, calibration)["scale"]
         else:
             scale = load_parameters(streams["scales"], self.spec)
-        return ungroup_values(grouped * scale.to(computing), self.spec).to(dtype)
+        return ungroup_values(grouped.mul_(scale.to(computing)), self.spec).to(dtype)
 
     def tile_reading(self, dim: int) -> TileReading | None:
         if self.spec.code_dtype != "float8_e4m3fn" or self._shares_exponent:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import torch
 from torch import Tensor
 
@@ -31,10 +33,19 @@ class FloatQuantizer(Quantizer):
 
 def round_to(values: Tensor, dtype: str) -> Tensor:
     """Cast finite values to a float dtype by name; raise RangeError where one overflows."""
-    rounded = values.to(getattr(torch, dtype))
-    if rounded.dtype != values.dtype and not bool(torch.isfinite(rounded).all()):
+    require_fits(values, dtype)
+    return values.to(getattr(torch, dtype))
+
+
+def require_fits(values: Tensor, dtype: str) -> None:
+    """Raise RangeError where a finite value overflows in a float dtype. Rounding is monotone: the extremes tell."""
+    target = getattr(torch, dtype)
+    if values.dtype == target or not values.numel():
+        return
+    plain = values.detach()
+    largest = max(-plain.amin().item(), plain.amax().item())
+    if not isfinite(float(torch.tensor(largest, dtype=values.dtype).to(target))):
         raise RangeError(
-            f"values up to {float(values.abs().max()):.4g} do not fit {dtype} (largest "
-            f"{torch.finfo(rounded.dtype).max:.4g}); use exact=bf16 or exact=f32"
+            f"values up to {largest:.4g} do not fit {dtype} (largest {torch.finfo(target).max:.4g}); use exact=bf16 or "
+            "exact=f32"
         )
-    return rounded

@@ -85,7 +85,7 @@ class IntegerQuantizer(Quantizer):
 
         def squared_error(candidate: Range) -> Tensor:
             grid = self._grid(candidate)
-            codes = self._round(grouped, grid)[0].to(grouped.dtype) - self._offset
+            codes = self._round(grouped, grid)[0].to(grouped.dtype).sub_(self._offset)
             return sum_of_squares(self._on_grid(codes, grid, grouped.dtype) - grouped, axes)
 
         fitted = fit_range(grouped, axes, policy, symmetric=self.spec.symmetric, squared_error=squared_error)
@@ -127,8 +127,8 @@ class IntegerQuantizer(Quantizer):
 
     @staticmethod
     def _on_grid(codes: Tensor, grid: _Grid, dtype: torch.dtype) -> Tensor:
-        """Values of signed codes."""
-        values = codes * grid.scale.to(dtype)
+        """Values of signed codes, in their place."""
+        values = codes.mul_(grid.scale.to(dtype))
         if grid.minimum is not None:
             values += grid.minimum.to(dtype)
         return values
@@ -150,12 +150,13 @@ class IntegerQuantizer(Quantizer):
 
     def _round(self, grouped: Tensor, grid: _Grid) -> tuple[Tensor, int]:
         centred = grouped if grid.minimum is None else grouped - grid.minimum.to(grouped.dtype)
-        rounded = torch.round(centred / grid.scale.to(grouped.dtype))
+        rounded = (centred / grid.scale.to(grouped.dtype)).round_()
+        del centred
         lowest = -self._largest_code if self.spec.symmetric else 0
         codes = rounded.clamp(lowest, self._largest_code)
         clipped_values = count_changed(rounded, codes)
         dtype = torch.int8 if self.spec.code_dtype == "int8" else torch.uint8
-        return (codes + self._offset).to(dtype), clipped_values
+        return codes.add_(self._offset).to(dtype), clipped_values
 
     def _stored_grid(self, streams: Streams) -> _Grid:
         minimums = streams.get("minimums")

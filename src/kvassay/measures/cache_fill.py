@@ -2,7 +2,7 @@
 
 How many bytes a format stores does not depend on the values, so no weights are needed. One chunk of Gaussian numbers
 serves every layer and every append; each append goes through `update`, as a model's would. The last token of the
-context is a decode step of its own, whose transient memory is recorded.
+context is a decode step of its own, attention included, whose transient memory is recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from kvassay.cache import QuantizedCache
-from kvassay.core.geometry import CacheGeometry
+from kvassay.cache.attention import NAME, packed_attention
+from kvassay.cache.cohorts import LayerCalibration
+from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
 from kvassay.core.ledger import ByteLedger
 from kvassay.errors import CapacityError
@@ -25,7 +27,7 @@ from kvassay.measures.memory_peak import watch_memory
 CHUNK_NBYTES = 64 * 2**20
 """Keys and values of one layer in one append, unless that made more than `MOST_CHUNKS` of the context."""
 MOST_CHUNKS = 16
-"""An append may decode what a layer holds, so many small ones would take the square of the context in time."""
+"""Each append takes some milliseconds a layer whatever its length."""
 _CALIBRATION_TOKENS = 256
 _SEED = 31
 
@@ -76,22 +78,24 @@ def synthetic_cache(geometry: CacheGeometry, kv_format: KVFormat) -> QuantizedCa
     """An empty cache; static scales are calibrated on numbers of the kind that will fill it."""
     check_fillable(kv_format)
 
+    calibration = {index: layer_calibration(kv_format, index, layer) for index, layer in enumerate(geometry.layers)}
+    config = synthetic_config(geometry)
+    config._attn_implementation = NAME
+    return QuantizedCache(config, kv_format, calibration=calibration, on_clip="count", attention="tiled")
+
+
+def layer_calibration(kv_format: KVFormat, index: int, layer: LayerGeometry) -> LayerCalibration:
+    """Static arrays of one layer, from numbers of the kind that will fill it."""
+
     def scales(plan: SidePlan, heads: int, dim: int) -> Calibration | None:
         if not plan.spec.needs_calibration:
             return None
         return quantizer(plan.spec).calibrate(_gaussian(1, heads, _CALIBRATION_TOKENS, dim, torch.float32))
 
-    calibration = {
-        index: tuple(
-            (
-                scales(group.keys, len(group.heads), layer.head_dim),
-                scales(group.values, len(group.heads), layer.value_dim),
-            )
-            for group in head_groups(kv_format, index, layer)
-        )
-        for index, layer in enumerate(geometry.layers)
-    }
-    return QuantizedCache(synthetic_config(geometry), kv_format, calibration=calibration, on_clip="count")
+    return tuple(
+        (scales(group.keys, len(group.heads), layer.head_dim), scales(group.values, len(group.heads), layer.value_dim))
+        for group in head_groups(kv_format, index, layer)
+    )
 
 
 def chunk_ends(geometry: CacheGeometry, kv_format: KVFormat, batch: int, stops: list[int]) -> list[int]:
@@ -131,8 +135,11 @@ def fill(
         for index in range(geometry.num_layers):
             keys, values = pool.keys(index, end - begin), pool.values(index, end - begin)
             if last:
+                layer = geometry.layers[index]
+                query = torch.zeros(batch, geometry.query_heads, 1, layer.head_dim, dtype=keys.dtype)
+                module = torch.nn.Module()
                 with watch_memory() as watch:
-                    cache.update(keys, values, index)
+                    packed_attention(module, query, *cache.update(keys, values, index), None)
                 transient = max(transient, watch.peak.transient_nbytes)
             else:
                 cache.update(keys, values, index)

@@ -28,7 +28,8 @@ from kvassay.measures.process_memory import available_memory, reset_high_water, 
 BASE_NBYTES = 512 * 2**20
 """Interpreter, libraries and the chunk that fills the cache."""
 WORKSPACE_FACTOR = 4
-"""An append to a full layer holds this many times the layer's keys and values in float32, at most (measured: 1.5)."""
+"""How much more than the largest call's tensors resident memory may take: what allocators keep, and chunks of the
+fill, which are drawn in float32."""
 
 
 FRESH_ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "ERROR", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
@@ -61,7 +62,7 @@ class FillResult(BaseModel):
     tokens: int
     """Length reached: the context, or where the budget was passed."""
     used_nbytes: int
-    """Most of the budget that was used at any chunk's end, from real storages."""
+    """Most of the budget that was used at any chunk's end, the fullest length among them, from real storages."""
     used_tokens: int
     """Length at which that was."""
     persistent_nbytes: int
@@ -100,7 +101,9 @@ class CapacityRun(NamedTuple):
 def needed_nbytes(geometry: CacheGeometry, found: Capacity, context: int) -> int:
     """Resident memory that filling up to the next batch takes, rounded up: cache, workspace, libraries."""
     ledger = predict_ledger(geometry, found.kv_format, context, found.batch.next_batch)
-    return ledger.persistent_nbytes + WORKSPACE_FACTOR * (ledger.peak_transient_nbytes or 0) + BASE_NBYTES
+    fullest = predict_ledger(geometry, found.kv_format, found.batch.fullest_tokens, found.batch.next_batch)
+    most = max(ledger.persistent_nbytes, fullest.persistent_nbytes)
+    return most + WORKSPACE_FACTOR * (ledger.peak_transient_nbytes or 0) + BASE_NBYTES
 
 
 def check_machine(geometry: CacheGeometry, found: Capacity, context: int, budget_nbytes: int) -> None:
@@ -156,7 +159,7 @@ def run_fill(request: FillRequest, advance: Advance = lambda done, of: None) -> 
 
 
 def _fill(request: FillRequest) -> FillResult:
-    from kvassay.core.capacity import Budget
+    from kvassay.core.capacity import Budget, fullest_length
     from kvassay.measures.cache_fill import fill, synthetic_cache
 
     budget = Budget(request.budget_nbytes, request.holds, request.weights_nbytes)
@@ -174,7 +177,8 @@ def _fill(request: FillRequest) -> FillResult:
 
     used = used_tokens = 0
     filled = None
-    for filled in fill(cache, request.batch, request.context, advance=advance):
+    fullest = fullest_length(request.geometry, request.kv_format, budget, request.context)
+    for filled in fill(cache, request.batch, request.context, stops=[fullest], advance=advance):
         now = budget.used_nbytes(filled.ledger)
         if now > used:
             used, used_tokens = now, filled.tokens

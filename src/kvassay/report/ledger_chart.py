@@ -17,7 +17,7 @@ _ARM_ROWS = 3.2
 _ROW_PIXELS = 17
 _HEAD_ROWS = 1
 """Room over the bars for the name of the dashed line."""
-TRANSIENT = "transient peak (decode buffers)"
+TRANSIENT = "transient peak (buffers of one call)"
 
 
 def ledger_chart(findings: Findings, width: int) -> Spec | None:

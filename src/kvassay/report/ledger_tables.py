@@ -116,7 +116,7 @@ def _arm(name: str, pair: ArmLedgers, arm: Arm | None) -> ArmLedger:
         persistent=size(leading.persistent_nbytes),
         persistent_basis=_words(leading.basis),
         transient=size(transient.peak_transient_nbytes),
-        transient_basis=_words(transient.transient_basis) if transient.transient_basis else NOT_RECORDED,
+        transient_basis=_transient_words(transient),
         peak=_peak(leading, transient),
     )
 
@@ -183,6 +183,14 @@ def _peak(persistent: ByteLedger, transient: ByteLedger) -> Shown:
     if transient.peak_transient_nbytes is None:
         return NOT_RECORDED
     return size(persistent.persistent_nbytes + transient.peak_transient_nbytes)
+
+
+def _transient_words(ledger: ByteLedger) -> str:
+    """How the figure was found, and of a computed one whether it is a prediction or an upper bound."""
+    if ledger.transient_basis is None:
+        return NOT_RECORDED
+    said = [] if ledger.transient_phases is None else [ledger.transient_phases.basis.value]
+    return ", ".join([_words(ledger.transient_basis), *said])
 
 
 def _words(basis: str) -> str:

@@ -6,11 +6,16 @@ from collections.abc import Callable
 
 from kvassay.core.geometry import Owner
 from kvassay.core.layout import code_stream, scale_stream, scaled_layout
-from kvassay.core.methods import Family, Method, Option, Stream, Word
+from kvassay.core.methods import Family, Method, Option, Stream, Word, Working
 from kvassay.core.spec import Granularity, OptionValue, QuantSpec
 from kvassay.errors import GeometryError
 
 _ROW = (Granularity.TOKEN_HEAD, Granularity.GROUP)
+
+
+def _midpoint_working(spec: QuantSpec) -> Working:
+    return Working(12.1, 8 if spec.num_bits == 8 else 9.1)
+
 
 MIDPOINT = Method(
     name="midpoint",
@@ -26,6 +31,7 @@ MIDPOINT = Method(
         "midpoint-3:group64/scale=f32",
         "midpoint-2:group32",
     ),
+    working=_midpoint_working,
     error_bound="|x − x̂| <= scale / 2^bits, with the scale as it is stored",
 )
 
@@ -40,6 +46,10 @@ def _up_to_64(value: OptionValue) -> bool:
 
 def _one_of(*choices: str) -> Callable[[OptionValue], bool]:
     return lambda value: value in choices
+
+
+def _exl3_working(spec: QuantSpec) -> Working:
+    return Working(17.1 if spec.option("compand") else 16.1, 20 + (spec.num_bits < 8), cast_nbytes=0)
 
 
 EXL3 = Method(
@@ -71,6 +81,8 @@ EXL3 = Method(
         ),
     ),
     rotates=True,
+    # The rotation of groups makes the float32 copy that 16-bit values need anyway.
+    working=_exl3_working,
     error_bound="root mean square of x − x̂ over a group <= scale · (c / 2^bits + 2^-11), with the scale as it is "
     "stored; c = 1, or 3 − 2 · compand with a compander",
 )
@@ -101,6 +113,7 @@ LLOYD = Method(
             _one_of("plain", "corrected", "preserved"),
         ),
     ),
+    working=Working(13, 13),
     error_bound="none in steps, since the outer cells are open; plain: |x − x̂| <= n · max(g, √D − c) / √D, with the "
     "norm n of the D values, half the codebook's widest gap g and its last level c; corrected: ‖x − x̂‖ <= n; "
     "preserved: ‖x − x̂‖ <= √2 · n",
@@ -113,6 +126,10 @@ def _sketched_layout(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, 
     signs = code_stream(spec.model_copy(update={"num_bits": 1}), kv_heads, dim)._replace(name="signs")
     scales = scale_stream(spec, kv_heads, dim)
     return codes, signs, scales, scales._replace(name="residual_norms")
+
+
+def _sketched_working(spec: QuantSpec) -> Working:
+    return Working(17 if spec.option("sketch") == "gaussian" else 13, 21)
 
 
 LLOYD_QJL = Method(
@@ -140,6 +157,7 @@ LLOYD_QJL = Method(
             _one_of("gaussian", "identity"),
         ),
     ),
+    working=_sketched_working,
     error_bound="with the residual norm ρ as it is stored; gaussian: no bound, since the sketch is a draw: right on "
     "average, with ‖x − x̂‖² of π/2 · ρ² on average; identity: ‖x − x̂‖ <= √2 · ρ",
 )
@@ -157,6 +175,10 @@ def _sparse_layout(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, ..
     shape = (spec.tokens_per_block, outliers)
     channels = Stream("outlier_channels", Owner.CODES, "uint8" if dim <= 256 else "uint16", kv_heads, shape)
     return *dense, channels, Stream("outliers", Owner.CODES, spec.scale_dtype, kv_heads, shape)
+
+
+def _nf4_working(spec: QuantSpec) -> Working | None:
+    return None if spec.option("outliers") else Working(13, 13)
 
 
 NF4 = Method(
@@ -184,6 +206,8 @@ NF4 = Method(
             _up_to_64,
         ),
     ),
+    # Sorting outliers out copies channels' groups or not, as they lie.
+    working=_nf4_working,
     error_bound="|x − x̂| <= 0.152 · scale, with the scale as it is stored: half the widest gap of the codebook; "
     "an outlier errs by its rounding to the dtype of the scale",
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvassay.core.methods import EVERY_SCALE, Family, Method, Word
-from kvassay.core.spec import ScaleDtype
+from kvassay.core.methods import EVERY_SCALE, Family, Method, Word, Working
+from kvassay.core.spec import Granularity, QuantSpec, ScaleDtype
 
 FLOAT = Method(
     name="float",
@@ -27,6 +27,10 @@ _SCALES: tuple[ScaleDtype, ...] = ("float32", "float16", "bfloat16", "float8_e8m
 def _word(element: str) -> Word:
     dtype = {"e4m3": "float8_e4m3fn"}.get(element, f"float8_{element}")
     return Word(f"fp8-{element}", 8, EVERY_SCALE, bare=True, code_dtypes=(dtype, dtype), scale_dtypes=_SCALES)
+
+
+def _working(spec: QuantSpec) -> Working:
+    return Working(10 if spec.granularity is Granularity.NONE else 14, 4)
 
 
 FLOAT8 = Method(
@@ -53,6 +57,7 @@ FLOAT8 = Method(
         "fp8-e5m2fnuz",
         "fp8-e5m2fnuz:token-head",
     ),
+    working=_working,
     error_bound="|x − x̂| <= |x| / 16 (e4m3) or |x| / 8 (e5m2), or half the smallest element times the scale where that "
     "is more, for values that do not saturate",
 )

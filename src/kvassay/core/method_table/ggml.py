@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvassay.core.layout import scaled_layout
-from kvassay.core.methods import Family, Method, Stream, Word
+from kvassay.core.methods import Family, Method, Stream, Word, Working
 from kvassay.core.spec import Granularity, QuantSpec
 from kvassay.errors import GeometryError
 
@@ -32,7 +32,16 @@ _TABLE = (
 )
 
 
-def _method(name: str, num_bits: int, codec: str, codes: str, *, error_bound: str, symmetric: bool = True) -> Method:
+def _method(
+    name: str,
+    num_bits: int,
+    codec: str,
+    codes: str,
+    *,
+    error_bound: str,
+    working: Working,
+    symmetric: bool = True,
+) -> Method:
     code_dtype = "int8" if num_bits == 8 else "uint8"
     metadata = "float16 scale" if symmetric else "float16 scale and minimum"
     return Method(
@@ -53,15 +62,27 @@ def _method(name: str, num_bits: int, codec: str, codes: str, *, error_bound: st
         ),
         examples=(name, f"{name}/had"),
         layout=ggml_layout,
+        working=working,
         error_bound=error_bound,
     )
 
 
 ROWS = (
-    _method("q8_0", 8, "ggml_q8:Q8Quantizer", "signed 8-bit codes", error_bound=_HALF),
-    _method("q5_1", 5, "ggml_q5:Q5Quantizer", "5-bit codes", symmetric=False, error_bound=_RANGE),
-    _method("q5_0", 5, "ggml_q5:Q5Quantizer", "5-bit codes", error_bound=_OPPOSITE),
-    _method("q4_1", 4, "ggml_q4:Q4Quantizer", "4-bit codes", symmetric=False, error_bound=_RANGE),
-    _method("q4_0", 4, "ggml_q4:Q4Quantizer", "4-bit codes", error_bound=_OPPOSITE),
-    _method("iq4_nl", 4, "ggml_iq4:Iq4Quantizer", "4-bit codes into a table of 16 levels", error_bound=_TABLE),
+    _method("q8_0", 8, "ggml_q8:Q8Quantizer", "signed 8-bit codes", error_bound=_HALF, working=Working(16, 8.1)),
+    _method(
+        "q5_1", 5, "ggml_q5:Q5Quantizer", "5-bit codes", symmetric=False, error_bound=_RANGE, working=Working(8.2, 12.2)
+    ),
+    _method("q5_0", 5, "ggml_q5:Q5Quantizer", "5-bit codes", error_bound=_OPPOSITE, working=Working(8, 12.1)),
+    _method(
+        "q4_1", 4, "ggml_q4:Q4Quantizer", "4-bit codes", symmetric=False, error_bound=_RANGE, working=Working(8.2, 12.2)
+    ),
+    _method("q4_0", 4, "ggml_q4:Q4Quantizer", "4-bit codes", error_bound=_OPPOSITE, working=Working(8, 12.1)),
+    _method(
+        "iq4_nl",
+        4,
+        "ggml_iq4:Iq4Quantizer",
+        "4-bit codes into a table of 16 levels",
+        error_bound=_TABLE,
+        working=Working(29.1, 16.1),
+    ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvassay.core.methods import EVERY_SCALE, Family, Method, Word
+from kvassay.core.methods import EVERY_SCALE, Family, Method, Word, Working
+from kvassay.core.spec import QuantSpec
 
 
 def _word(num_bits: int) -> Word:
@@ -16,6 +17,12 @@ def _word(num_bits: int) -> Word:
         # A signed byte where a code fills one, else packed unsigned codes.
         code_dtypes=("int8" if wide else "uint8", "uint8"),
     )
+
+
+def _working(spec: QuantSpec) -> Working:
+    """Unpacked codes stand beside the values; scales of a group are widened to float32."""
+    widened = 4 / spec.group_size if spec.group_size and spec.scale_dtype != "float32" else 0
+    return Working(9, 4 + (spec.num_bits < 8) + widened)
 
 
 INTEGER = Method(
@@ -54,6 +61,7 @@ INTEGER = Method(
         "int2:channel32/scale=f32",
         "int1:group32",
     ),
+    working=_working,
     error_bound="|x − x̂| <= scale / 2, with the scale as it is stored; beyond a static scale's range values saturate",
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvassay.core.geometry import Owner
 from kvassay.core.layout import code_stream, scale_stream
-from kvassay.core.methods import Family, Method, Option, Stream, Word
+from kvassay.core.methods import Family, Method, Option, Stream, Word, Working
 from kvassay.core.spec import Granularity, OptionValue, QuantSpec
 from kvassay.errors import GeometryError
 
@@ -39,6 +39,7 @@ KIVI_MIX = Method(
     # A rotation spreads the range over all channels, and then none stands out.
     may_rotate=False,
     layout=kivi_mix_layout,
+    working=Working(12, 12.3),
     error_bound="|x − x̂| <= scale / 2 + (L · scale + |minimum|) · u, all as stored; L = 15 for promoted channels, "
     "else 3; u = 2^-11 for float16, 2^-8 for bfloat16, 2^-24 for float32",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvassay.core.geometry import Owner
-from kvassay.core.methods import Family, Method, Option, Stream, Word
+from kvassay.core.methods import Family, Method, Option, Stream, Word, Working
 from kvassay.core.spec import Granularity, OptionValue, QuantSpec
 
 
@@ -18,6 +18,10 @@ def _global_scale(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, ...
     if spec.option("global") == "unit":
         return ()
     return (Stream("global_scale", Owner.SCALES, "float32", 1, (1, 1)),)
+
+
+def _nvfp4_working(spec: QuantSpec) -> Working:
+    return Working(31 if spec.option("four_over_six") else 26.5, 17)
 
 
 NVFP4 = Method(
@@ -43,6 +47,7 @@ NVFP4 = Method(
         "nvfp4/mean/global=static",
         "nvfp4/had/seed=2",
     ),
+    working=_nvfp4_working,
     error_bound="|x − x̂| <= scale · S + max|x| / 16, with the stored block scale, of 2^-6 or more, and the global "
     "scale S",
     static_layout=_global_scale,
@@ -92,6 +97,7 @@ E2M1 = Method(
         "fp4-e2m1:group64",
         "fp4-e2m1:group32/scale=f32",
     ),
+    working=Working(26, 17),
     error_bound="|x − x̂| <= scale, the stored one; 2 · scale where an e8m0 scale with exponent=floor saturates",
     options=(
         Option(

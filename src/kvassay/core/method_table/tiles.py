@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvassay.core.geometry import Owner
-from kvassay.core.methods import Family, Method, Option, Stream, Word
+from kvassay.core.methods import Family, Method, Option, Stream, Word, Working
 from kvassay.core.spec import Granularity, OptionValue, QuantSpec
 from kvassay.errors import GeometryError
 
@@ -39,6 +39,11 @@ def _is_rounds(value: OptionValue) -> bool:
     return isinstance(value, int) and 0 <= value <= 64
 
 
+def _working(spec: QuantSpec) -> Working:
+    """Rows along channels are turned, which makes the float32 copy that 16-bit values need anyway."""
+    return Working(16, 12.2) if spec.option("axis") == "token" else Working(20, 16, cast_nbytes=0)
+
+
 KVARN = Method(
     name="kvarn",
     family=Family.TILED,
@@ -61,6 +66,7 @@ KVARN = Method(
         "kvarn-2:tile32/had/axis=token",
     ),
     layout=kvarn_layout,
+    working=_working,
     error_bound="|x − x̂| <= column scale · (scale / 2 + (L · scale + |minimum|) · u), all as stored; L = 2^bits − 1; "
     "u = 2^-11 for float16, 2^-8 for bfloat16, 2^-24 for float32",
 )
