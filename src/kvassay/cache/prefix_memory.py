@@ -118,7 +118,7 @@ def snapshot_pages(cache: QuantizedCache) -> Iterator[HeldPages]:
     for layer in cache.quantized_layers:
         for store in layer.stores:
             parts = store.parts
-            rows = () if parts is None else (*parts.runs, parts.tail, parts.sinks)
+            rows = () if parts is None else (*parts.coded.held, parts.tail, parts.sinks)
             for part in rows:
                 if part.table.size:
                     yield HeldPages(part.pool, part.table.ravel())
