@@ -14,6 +14,7 @@ from kvassay.core.spec import FloatDtype, QuantSpec, exact_spec
 from kvassay.errors import FormatError
 
 Side = Literal["keys", "values"]
+SIDES: tuple[Side, Side] = ("keys", "values")
 
 LAYOUT_VERSION = 1
 """Raised whenever the same spec would decode the same stored bytes to other numbers."""

@@ -68,7 +68,7 @@ class Side(NamedTuple):
 
     @property
     def layout(self) -> PageLayout:
-        return page_layout(self.plan.spec, self.kv_heads, self.dim)
+        return page_layout(self.plan.spec, self.kv_heads, self.dim, self.plan.side)
 
     @property
     def float_nbytes(self) -> int:
@@ -92,7 +92,7 @@ class Side(NamedTuple):
         return self.batch * self._exact_page(self.plan.sinks) if self.plan.sinks and tokens else 0
 
     def _exact_page(self, tokens: int) -> int:
-        return exact_page_layout(self.exact_dtype, self.kv_heads, self.dim, tokens).nbytes
+        return exact_page_layout(self.exact_dtype, self.kv_heads, self.dim, self.plan.side, tokens).nbytes
 
     def encoding(self, before: int, after: int) -> Encoding:
         plan, entering = self.plan, DTYPE_NBYTES[self.entry_dtype] * self.is_cast

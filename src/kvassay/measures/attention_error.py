@@ -16,7 +16,7 @@ from torch import Tensor
 from kvassay.cache.cohorts import LayerCalibration, SideCalibration
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.core.geometry import CacheGeometry
-from kvassay.core.kv_format import HeadGroup, KVFormat, SidePlan, head_groups
+from kvassay.core.kv_format import SIDES, HeadGroup, KVFormat, SidePlan, head_groups
 from kvassay.core.spec import exact_spec
 from kvassay.engines.transformers.decode_attention import (
     AttentionParts,
@@ -113,11 +113,12 @@ def attention_errors(
 
 def _exact_views(observed: LayerAttention, group: HeadGroup, geometry: CacheGeometry) -> _Views:
     """The sides as float64, never quantized."""
-    plan = SidePlan(exact_spec("float32"), 0, 0, geometry.layers[observed.layer].sliding_window)
+    window = geometry.layers[observed.layer].sliding_window
+    keys, values = (SidePlan(side, exact_spec("float32"), 0, 0, window) for side in SIDES)
     heads = list(group.heads)
     return _Views(
-        decode_view(observed.keys[:, heads].double(), plan, "float32", None, f"keys of layer {observed.layer}"),
-        decode_view(observed.values[:, heads].double(), plan, "float32", None, f"values of layer {observed.layer}"),
+        decode_view(observed.keys[:, heads].double(), keys, "float32", None, f"keys of layer {observed.layer}"),
+        decode_view(observed.values[:, heads].double(), values, "float32", None, f"values of layer {observed.layer}"),
     )
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvassay.core.format_names import parse_format
-from kvassay.core.kv_format import SidePlan
+from kvassay.core.kv_format import SIDES, SidePlan
 from kvassay.core.spec import exact_spec
 from kvassay.engines.transformers.decode_attention import attention_parts
 from kvassay.engines.transformers.decode_scorer import DecodeScorer, LayerAttention
@@ -62,8 +62,10 @@ def outlier_ratio(values: Float[Tensor, "batch kv_heads tokens dim"]) -> float:
 
 
 def _sink_share(observed: LayerAttention, window: int | None) -> float:
-    plan = SidePlan(exact_spec("float32"), 0, 0, window)
-    keys, values = (decode_view(side, plan, "float32", None, "entries") for side in (observed.keys, observed.values))
+    keys, values = (
+        decode_view(states, SidePlan(side, exact_spec("float32"), 0, 0, window), "float32", None, "entries")
+        for side, states in zip(SIDES, (observed.keys, observed.values), strict=True)
+    )
     first = observed.keys.shape[2] - observed.queries.shape[2]
     weights = attention_parts(observed.queries, keys, values, first, observed.rule).weights
     return float(weights[..., :SINK_TOKENS].sum(-1).mean())
