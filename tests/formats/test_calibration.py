@@ -223,7 +223,7 @@ def test_b25_no_hand_made_calibration_gets_as_far_as_a_code(text, name, bad) -> 
         QuantizedCache(config, f"kv={text}", calibration=layers)
     with pytest.raises(CalibrationError, match=rf"keys of layer 0: {name} of the given calibration (has|holds) "):
         kvassay.format(f"kv={text}").encode(x, x, calibration=((calibration, calibration),))
-    plan = SidePlan(codec_of(text).spec, 0, 0, None)
+    plan = SidePlan("keys", codec_of(text).spec, 0, 0, None)
     with pytest.raises(CalibrationError, match=rf"{name} of the given calibration (has|holds) "):
         decode_view(x, plan, "float32", calibration, "keys")
 

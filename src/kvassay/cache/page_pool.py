@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvassay.cache.native_rows import NativeRows
 from kvassay.cache.page_regions import as_blocks, as_rows, column_runs, row_parts, row_shape, run_view, slab_view
 from kvassay.cache.slab_storage import MemorySlabs, SlabPart, SlabStorage
 from kvassay.core.paging import PAGE_RECORD_NBYTES, PageLayout, Region
@@ -63,6 +64,7 @@ class PagePool:
         self.device = torch.device(device)
         self._storage: SlabStorage = MemorySlabs(layout.nbytes, self.device) if storage is None else storage
         self._lock = threading.RLock()
+        self._native = NativeRows(layout)
         self._next_slab = 0
         self._references = np.zeros(0, np.int32)
         self._slab_of = np.zeros(0, np.int32)
@@ -187,6 +189,10 @@ class PagePool:
         starts = self._storage.addresses(self._slab_of[pages])
         return starts + self._place_of[pages].astype(np.int64) * self.layout.nbytes
 
+    def _native_addresses(self, pages: PageIds) -> NDArray[np.int64] | None:
+        """Of pages that the compiled module can write and read."""
+        return self.addresses(pages) if pages.size and self._native.is_there() else None
+
     @_alone
     def trim(self) -> None:
         """Give back slabs whose pages are all free; it costs nothing where no page came free since the last time."""
@@ -227,6 +233,9 @@ class PagePool:
 
         The first block goes to place `first_block` of the first page; the last page may stay unfilled.
         """
+        if (addresses := self._native_addresses(pages)) is not None:
+            self._native.write(region, addresses, first_block, blocks)
+            return
         in_page, count = self.layout.blocks, blocks.shape[2]
         head = min(count, in_page - first_block) if first_block else 0
         whole = (count - head) // in_page
@@ -247,6 +256,8 @@ class PagePool:
     def read_all(self, regions: Sequence[Region], pages: PageIds) -> list[Tensor]:
         """`read` of several arrays, for which each page is fetched once."""
         rows, count = pages.shape
+        if (addresses := self._native_addresses(pages)) is not None:
+            return [self._native.read(region, addresses) for region in regions]
         memory = self._storage if isinstance(self._storage, MemorySlabs) else None
         if memory is not None and (runs := column_runs(self._slab_of[pages], self._place_of[pages])):
             # No index is needed, and one operation puts all runs side by side.

@@ -15,6 +15,7 @@ from kvassay.core.tiles import encoded_tokens
 from kvassay.errors import RangeError
 from kvassay.formats import Calibration, Encoded, quantizer
 from kvassay.formats.base import decode_as
+from kvassay.kernels.encode import encode, encodes
 
 OnClip = Literal["raise", "count"]
 
@@ -27,6 +28,7 @@ class SideCodec:
     ) -> None:
         self._plan = plan
         self._quantizer = quantizer(plan.spec)
+        self._is_native = encodes(plan.spec)
         self.calibration = calibration
         # Plain floats are stored as they are: only codes gain from another form of the key.
         self._key_transform = None if plan.spec.is_exact else key_transform
@@ -61,9 +63,14 @@ class SideCodec:
             values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
             if self._key_transform is not None:
                 values = self._key_transform.forward(values, self._plan.sinks + low)
-            pieces.append(self._quantizer.encode(values, self.calibration))
+            pieces.append(self._encode(values))
         self._check_clipped(pieces)
         return tuple(pieces)
+
+    def _encode(self, values: Tensor) -> Encoded:
+        encoded = encode(self._plan.spec, values) if self._is_native else None
+        # What the compiled module refuses, the codec encodes, or says what is wrong with it.
+        return self._quantizer.encode(values, self.calibration) if encoded is None else encoded
 
     def decode(self, run: PagedRows, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         """Values `[batch, kv_heads, end - begin, dim]` of held tokens of a run."""

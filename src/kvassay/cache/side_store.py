@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -92,6 +93,10 @@ class SideStore:
         self.tail_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, plan.side, TAIL_PAGE_TOKENS)
         self.sinks_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, plan.side, max(1, plan.sinks))
         self._parts: SideParts | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What kernels need is made anew: the compiled module's objects are not copied.
+        return {name: value for name, value in self.__dict__.items() if name != "tile_side"}
 
     @property
     def batch(self) -> int:
@@ -252,6 +257,8 @@ class SideStore:
     def select(self, rows: Sequence[int]) -> SideStore:
         """A store of some rows, in this order, that shares their pages until one of the two writes."""
         chosen = copy.copy(self)
+        if "tile_side" in self.__dict__:
+            chosen.__dict__["tile_side"] = self.tile_side
         chosen._parts = None if self._parts is None else self._parts.select(rows)
         return chosen
 

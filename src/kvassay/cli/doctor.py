@@ -11,6 +11,7 @@ from kvassay.cli.output import print_json, print_table, say
 from kvassay.cli.torch_extra import require_torch
 from kvassay.cli.whole_numbers import whole_number
 from kvassay.core.records import ExitCode
+from kvassay.kernels import native_state
 
 
 def doctor(
@@ -76,10 +77,19 @@ def doctor(
             print(f"  avoid:  {'  '.join(finding.avoid)}")
         if finding.prefer:
             print(f"  prefer: {'  '.join(finding.prefer)}")
+    print(kernels_line())
     if not found.at_risk:
         print("no layer at risk by what was read")
     print("Nothing was scored: kvassay assess measures what a format keeps of the model.")
     return code
+
+
+def kernels_line() -> str:
+    """Which kernels can run here, or how to get them."""
+    state = native_state()
+    if state.missing is not None:
+        return f"kernels: none, attention reads pages in torch; {state.missing}"
+    return f"kernels: {', '.join(state.instruction_sets)}"
 
 
 def _figure(value: float | None) -> str:

@@ -1,0 +1,1 @@
+"""Speed of attention over packed pages, beside what one would use instead."""

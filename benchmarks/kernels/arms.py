@@ -1,0 +1,131 @@
+"""What is timed: one decode step of attention of one layer, batch 1."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig
+
+from kvassay.cache import QuantizedCache
+from kvassay.cache.fused_attention import fused_attention
+from kvassay.cache.packed_view import SeenTokens
+from kvassay.cache.quantized_layer import QuantizedLayer
+from kvassay.cache.tiled_attention import Scoring, tiled_attention
+
+
+class Shape(NamedTuple):
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    batch: int = 1
+
+
+class Arm(NamedTuple):
+    step: Callable[[], Tensor]
+    read_nbytes: int
+    """What a step must read at least."""
+
+
+def states(shape: Shape, seed: int, heads: int, tokens: int) -> Tensor:
+    return torch.randn(shape.batch, heads, tokens, shape.head_dim, generator=torch.Generator().manual_seed(seed))
+
+
+def packed(shape: Shape, name: str, attention: str) -> Arm:
+    """Our attention over a layer of a cache that holds the context."""
+    config = LlamaConfig(
+        vocab_size=8,
+        hidden_size=shape.query_heads * shape.head_dim,
+        num_hidden_layers=1,
+        num_attention_heads=shape.query_heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+    )
+    config._attn_implementation = "kvassay"
+    cache = QuantizedCache(config, name, on_clip="count")
+    for begin in range(0, shape.context - 1, 8192):
+        tokens = min(8192, shape.context - 1 - begin)
+        cache.update(states(shape, begin, shape.kv_heads, tokens), states(shape, begin + 1, shape.kv_heads, tokens), 0)
+    cache.update(states(shape, 1, shape.kv_heads, 1), states(shape, 2, shape.kv_heads, 1), 0)
+    layer = cache.layers[0]
+    assert isinstance(layer, QuantizedLayer)
+    query = states(shape, 3, shape.query_heads, 1)
+    scoring = Scoring(shape.head_dim**-0.5)
+    ratio = shape.query_heads // shape.kv_heads
+
+    def fused() -> Tensor:
+        return fused_attention(query, SeenTokens(layer, layer.cohorts, 0, layer.columns, None), None, scoring)
+
+    def tiled() -> Tensor:
+        return tiled_attention(query, SeenTokens(layer, layer.cohorts, 0, layer.columns, None), None, scoring)
+
+    def decoded() -> Tensor:
+        seen = SeenTokens(layer, layer.cohorts, 0, layer.columns, None)
+        grouped = query.view(shape.batch, shape.kv_heads, ratio, shape.head_dim)
+        return scaled_dot_product_attention(
+            grouped, seen.decoded("keys", torch.float32), seen.decoded("values", torch.float32)
+        )
+
+    stored = sum(pool.nbytes for store in layer.stores for pool in store.pools)
+    return Arm({"fused": fused, "tiled": tiled, "decoded": decoded}[attention], stored)
+
+
+def plain(shape: Shape, dtype: torch.dtype, how: str) -> Arm:
+    """torch's attention over plain tensors."""
+    keys, values = (states(shape, seed, shape.kv_heads, shape.context).to(dtype) for seed in (1, 2))
+    query = states(shape, 3, shape.query_heads, 1).to(dtype)
+    ratio = shape.query_heads // shape.kv_heads
+
+    def view() -> Tensor:
+        grouped = query.view(shape.batch, shape.kv_heads, ratio, shape.head_dim)
+        return scaled_dot_product_attention(grouped, keys, values)
+
+    def enable_gqa() -> Tensor:
+        return scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+
+    def repeat_kv() -> Tensor:
+        repeated = (each.repeat_interleave(ratio, dim=1) for each in (keys, values))
+        return scaled_dot_product_attention(query, *repeated)
+
+    nbytes = 2 * keys.numel() * keys.element_size()
+    return Arm({"view": view, "enable_gqa": enable_gqa, "repeat_kv": repeat_kv}[how], nbytes)
+
+
+ARMS: dict[str, Callable[[Shape], Arm]] = {
+    "kvassay int4-g64": lambda shape: packed(shape, "int4-g64", "fused"),
+    "kvassay int4-g32": lambda shape: packed(shape, "int4-g32", "fused"),
+    "kvassay int8-token-head": lambda shape: packed(shape, "int8-token-head", "fused"),
+    "kvassay fp8-e4m3-token-head": lambda shape: packed(shape, "fp8-e4m3-token-head", "fused"),
+    "kvassay kivi-4": lambda shape: packed(shape, "kivi-4", "fused"),
+    "kvassay kivi-2": lambda shape: packed(shape, "kivi-2", "fused"),
+    "kvassay nf4-g64": lambda shape: packed(shape, "nf4-g64", "fused"),
+    "kvassay turboquant-mse-4": lambda shape: packed(shape, "turboquant-mse-4", "fused"),
+    "kvassay bf16": lambda shape: packed(shape, "bf16", "fused"),
+    "kvassay f32": lambda shape: packed(shape, "f32", "fused"),
+    "torch bf16, q viewed by KV head": lambda shape: plain(shape, torch.bfloat16, "view"),
+    "torch f32, q viewed by KV head": lambda shape: plain(shape, torch.float32, "view"),
+    "torch bf16, enable_gqa": lambda shape: plain(shape, torch.bfloat16, "enable_gqa"),
+    "torch bf16, repeat_kv": lambda shape: plain(shape, torch.bfloat16, "repeat_kv"),
+    "int4-g64 decoded, then torch f32": lambda shape: packed(shape, "int4-g64", "decoded"),
+    "int4-g64 by tiles in torch": lambda shape: packed(shape, "int4-g64", "tiled"),
+}
+
+
+def reader() -> Callable[[Tensor], int]:
+    """Reads a whole tensor at the speed of memory; compiled for this machine."""
+    source = Path(__file__).with_name("read_bandwidth.cpp")
+    folder = Path(tempfile.mkdtemp())
+    library = folder / "read_bandwidth.so"
+    command = ["g++", "-O3", "-march=native", "-funroll-loops", "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    function = ctypes.CDLL(str(library)).read_all
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
+    return lambda tensor: function(tensor.data_ptr(), tensor.numel() * tensor.element_size() // 8)
