@@ -12,6 +12,7 @@ The store allocates and the ledger predicts from what is written here.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from kvassay.core.digest import sha256_json
@@ -90,6 +91,7 @@ class PageLayout(NamedTuple):
         return self.tokens // self.block_tokens
 
 
+@lru_cache(maxsize=1024)
 def page_layout(spec: QuantSpec, kv_heads: int, dim: int, side: Side, tokens: int | None = None) -> PageLayout:
     """The page of a side's spec; `tokens` of it, or PAGE_TOKENS rounded up to whole blocks.
 
@@ -141,6 +143,7 @@ def layout_id(layout: PageLayout) -> str:
     return sha256_json({"order": PAGE_ORDER, "arrays": arrays, **sizes})
 
 
+@lru_cache(maxsize=256)
 def exact_page_layout(dtype: FloatDtype, kv_heads: int, dim: int, side: Side, tokens: int) -> PageLayout:
     """The page of sinks or of the tail."""
     return page_layout(exact_spec(dtype), kv_heads, dim, side, tokens)
