@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvassay.cache.huge_pages import ask_for_huge_pages
+
 
 def page_memory(*shape: int, device: torch.device | None = None, zeroed: bool = False, pinned: bool = False) -> Tensor:
     """uint8 memory that outlives the call which takes it.
@@ -123,7 +125,9 @@ class MemorySlabs:
         return starts[numbers - lowest]
 
     def add(self, number: int, pages: int) -> None:
-        self._slabs[number] = page_memory(pages, self._page_nbytes, device=self._device)
+        slab = page_memory(pages, self._page_nbytes, device=self._device)
+        ask_for_huge_pages(slab)
+        self._slabs[number] = slab
         self._starts = None
 
     def drop(self, number: int) -> None:
