@@ -183,7 +183,7 @@ def test_b42_a_rotation_is_undone_on_every_path(path, forgets) -> None:
         cache.update(new[0], new[1], 0)
         if forgets and "had" in text:
             for store in cache.quantized_layers[0].stores:
-                store._quantizer = quantizer(parse_format("kv=int8:group16").keys)
+                store._codec._quantizer = quantizer(parse_format("kv=int8:group16").keys)
         seen = cache.update(new[0][:, :, :1], new[1][:, :, :1], 0)
         outs.append(packed_attention(module(1), draw(3, 1, 2, 1, 64), *seen, None, scaling=0.125)[0])
         held = cache.layers[0].keys
