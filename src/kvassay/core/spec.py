@@ -82,14 +82,14 @@ class Rotation(BaseModel):
         return self
 
 
-class QuantSpec(BaseModel):
+class QuantSpec(BaseModel, frozen=True):
     """Representation of one side of the cache.
 
     `method` names the rounding rule and code book (`core.method_table`). Two methods of equal bits are not
     interchangeable, so the method is part of the identity; `options` are what only this method knows.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     method: str
     num_bits: int
