@@ -39,8 +39,8 @@ def test_a_model_in_the_place_of_its_config_is_told_the_way() -> None:
 
 @pytest.mark.parametrize("name", ["attention", "on_clip"])
 def test_a_choice_that_does_not_exist_is_no_default(name) -> None:
-    with pytest.raises(CacheStateError, match=f"{name} is 'fused'; expected one of"):
-        QuantizedCache(CONFIG, "kivi-4", **{name: "fused"})
+    with pytest.raises(CacheStateError, match=f"{name} is 'flash'; expected one of"):
+        QuantizedCache(CONFIG, "kivi-4", **{name: "flash"})
 
 
 @pytest.mark.parametrize("given", [[], [-1], [1.5], ["a"], 5, torch.tensor(3), torch.tensor([1.7])])

@@ -21,7 +21,7 @@ from kvassay.measures.memory_peak import MemoryPeak, watch_memory
 from tests import tiny_models
 from tests.cache.cache_configs import one_layer_config
 
-SHAPES = 200
+SHAPES = 100
 FORMATS = [
     text
     for text in (*(preset.name for preset in PRESETS), *(f"kv={example}" for row in TABLE for example in row.examples))

@@ -8,6 +8,7 @@ from transformers import DeepseekV3Config
 
 from kvassay.cache import QuantizedCache
 from kvassay.cache.attention import packed_attention
+from kvassay.cache.attention_path import AttentionPath
 from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
@@ -54,7 +55,9 @@ def test_b18_b35_keys_of_576_and_values_of_512_in_one_head(text, views) -> None:
         assert found.shape == (2, tokens, QUERY_HEADS, 512)
         plain = [each + 0 for each in seen]
         expected = defined(query, *plain, mask, 0.05)
-        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+        # Kernels round queries and weights to 16 bits where codes are integers.
+        tolerance = 4e-4 if layer.path is AttentionPath.FUSED else 1e-5
+        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
         del seen
     predicted = predict_ledger(layered([LATENT], QUERY_HEADS), kv_format, length, 2)
     stored = [store.owner_nbytes(skipped_layer=False) for store in layer.stores]

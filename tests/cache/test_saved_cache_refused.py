@@ -285,7 +285,10 @@ EDITS: dict[str, tuple[Callable[[TakenApart], None], str]] = {
     "an array missing in both": (_drop("pages", "both"), "the header lacks array"),
     "an array too many": (_extra, "which no store names"),
     "more pages than bytes": (_more_pages, r"of shape \[2147483647, \d+\]"),
-    "a table of terabytes": (_long_run, "array layer0.cohort0.store0.run0.table is I32 of shape|tail|sinks|coded"),
+    "a table of terabytes": (
+        _long_run,
+        "array layer0.cohort0.store0.run0.table is I32 of shape|tail|sinks|coded|columns",
+    ),
     "arrays that overlap": (_overlapping_entries, "gap or overlap|takes"),
     "a container type of the same size": (_wrong_type, "is I8 of shape .*; expected U8"),
     "a shape that overflows": (_wide_shape, r"of shape \[4611686018427387904, 4611686018427387904\]"),

@@ -51,12 +51,13 @@ WINDOWS = st.sampled_from([(None, None), (33, None), (100, 70)])
 
 
 def used_growing_to(shape, kv_format, budget, tokens, batch) -> int:
-    """The definition, written out: the most that any length on the way takes."""
-    return max(budget.used_nbytes(predict_ledger(shape, kv_format, length, batch)) for length in range(1, tokens + 1))
+    """The definition, written out: the most that any length on the way takes, and the steps at the longest."""
+    ledgers = [predict_ledger(shape, kv_format, length, batch) for length in range(1, tokens + 1)]
+    return max(budget.used_nbytes(ledger, ledgers[-1]) for ledger in ledgers)
 
 
-@settings(max_examples=60, deadline=None)
-@given(FORMATS, WINDOWS, st.integers(1, 260), st.integers(1, 40), st.sampled_from(Holds), st.integers(-1, 1))
+@settings(max_examples=40, deadline=None)
+@given(FORMATS, WINDOWS, st.integers(1, 200), st.integers(1, 40), st.sampled_from(Holds), st.integers(-1, 1))
 def test_r31_the_batch_fits_at_every_length_and_the_next_does_not(
     name, windows, tokens, rows, holds, bytes_beside
 ) -> None:
@@ -88,17 +89,16 @@ def test_r31_every_length_up_to_the_longest_context_fits_and_one_more_does_not(n
         assert (found.tokens, found.limit) == (first_misfit - 1, Limit.BUDGET)
 
 
-@settings(max_examples=60, deadline=None)
-@given(FORMATS, WINDOWS, st.integers(1, 700), st.booleans())
-def test_the_fullest_length_is_the_fullest_of_all(name, windows, tokens, with_workspace) -> None:
+@settings(max_examples=25, deadline=None)
+@given(FORMATS, WINDOWS, st.integers(1, 400))
+def test_the_fullest_length_is_the_fullest_of_all(name, windows, tokens) -> None:
     """A row's bytes at each length, from ledgers of one and of two rows; of equal lengths the longest is named."""
     shape, kv_format = geometry(windows), parse_format(name)
-    growth = RowGrowth(shape, kv_format, with_workspace)
+    growth = RowGrowth(shape, kv_format)
     rows = []
     for length in range(1, tokens + 1):
         one, two = (predict_ledger(shape, kv_format, length, batch) for batch in (1, 2))
-        row = two.persistent_nbytes - one.persistent_nbytes
-        rows.append(row + (one.peak_transient_nbytes if with_workspace else 0))
+        rows.append(two.persistent_nbytes - one.persistent_nbytes)
     assert growth.nbytes(tokens) == rows[-1]
     assert rows[growth.fullest_length(tokens) - 1] == max(rows)
 

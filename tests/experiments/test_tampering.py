@@ -201,7 +201,7 @@ def test_other_seeds_under_the_same_names(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_faulty_codec_of_the_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit shares no code with the codecs: rounding toward zero in the product cannot pass."""
-    monkeypatch.setattr(torch, "round", torch.trunc)
+    monkeypatch.setattr(torch.Tensor, "round_", torch.Tensor.trunc_)
     run = run_attention_error(tmp_path / "run")
     monkeypatch.undo()
     assert failed(run.folder, expect_root=run.root) == {"codes", "half-step"}

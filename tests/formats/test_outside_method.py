@@ -92,10 +92,10 @@ def test_the_commands_of_the_page_know_the_method(site) -> None:
 def test_the_checks_and_the_cache_take_the_method(site) -> None:
     code = "import runpy; runpy.run_path('check.py'); runpy.run_path('use.py')"  # one process: torch loads slowly
     found = int(run_python(site, "-c", code).split()[0])
-    # 27 tokens of 2 layers, 2 heads, 32 channels: two tail pages of 16 exact tokens for a window of 8, and a page of 64
-    # tokens of 1.5 bits a value; 16 bytes beside each page.
-    sides, pages = 2 * 2, 3
-    assert found == sides * 2 * (2 * 16 * 32 * 2 + 64 * 32 * 1.5 / 8) + sides * pages * 16
+    # 27 tokens of 2 layers, 2 heads, 32 channels: one tail page of 16 exact tokens for a window of 8 (two at other
+    # lengths), and a page of 64 tokens of 1.5 bits a value; 16 bytes beside each of three page numbers.
+    sides, numbers = 2 * 2, 3
+    assert found == sides * 2 * (16 * 32 * 2 + 64 * 32 * 1.5 / 8) + sides * numbers * 16
 
 
 def test_names_read_back_and_have_a_digest_of_their_own(site) -> None:

@@ -10,6 +10,7 @@ on disk.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -33,12 +34,18 @@ _T = TypeVar("_T")
 
 
 def _alone(method: Callable[Concatenate[PagePool, _P], _T]) -> Callable[Concatenate[PagePool, _P], _T]:
-    """One thread at a time; again by the thread that is inside, since freed rows give pages back at any moment."""
+    """One thread at a time, and what rows that were freed meanwhile gave back is taken in before and after."""
 
     @wraps(method)
     def locked(self: PagePool, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         with self._lock:
-            return method(self, *args, **kwargs)
+            self._take_back()
+            self._depth += 1
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                self._depth -= 1
+                self._take_back()
 
     return locked
 
@@ -64,6 +71,10 @@ class PagePool:
         self.device = torch.device(device)
         self._storage: SlabStorage = MemorySlabs(layout.nbytes, self.device) if storage is None else storage
         self._lock = threading.RLock()
+        self._depth = 0
+        """Operations under way in the thread that is inside."""
+        self._given_up: deque[PageIds] = deque()
+        """Of rows that were freed; not yet released."""
         self._native = NativeRows(layout)
         self._next_slab = 0
         self._references = np.zeros(0, np.int32)
@@ -74,11 +85,11 @@ class PagePool:
         self._may_trim = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_given_up", "_depth")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._lock, self._given_up, self._depth = threading.RLock(), deque(), 0
 
     @property
     def slabs(self) -> tuple[Tensor, ...]:
@@ -170,6 +181,26 @@ class PagePool:
         self._may_trim |= bool(len(free))
         self.close(free)
 
+    def give_up(self, pages: PageIds) -> None:
+        """Release pages of rows that are being freed, at once or, in the middle of an operation, right after it.
+
+        Rows are freed at any moment, also by the garbage collector while this very pool picks pages that are free.
+        """
+        self._given_up.append(pages)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_back()
+            finally:
+                self._lock.release()
+
+    def _take_back(self) -> None:
+        """Release what was given up, unless an operation is under way."""
+        while self._given_up and not self._depth:
+            pages = self._given_up.popleft()
+            self.release(pages)
+            if self.by_column:
+                self.trim()
+
     def close(self, pages: PageIds) -> None:
         """These pages are full in all arrays, or free. Only closed pages are cold; written ones are open until then."""
         self._storage.close(self._by_slab(np.asarray(pages).ravel()))
@@ -182,6 +213,7 @@ class PagePool:
         """Say that what was to be read ahead was read."""
         self._storage.drop_ahead()
 
+    @_alone
     def addresses(self, pages: PageIds) -> NDArray[np.int64] | None:
         """Where each page begins in memory; None where pages do not stay in memory. Good until the pool changes."""
         if not isinstance(self._storage, MemorySlabs) or self.device.type != "cpu":

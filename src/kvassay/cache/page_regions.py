@@ -44,6 +44,8 @@ def row_shape(layout: PageLayout, region: Region) -> RowShape:
 
 def as_rows(shape: RowShape, blocks: Tensor) -> Tensor:
     """`[..., blocks, block_nbytes]` of bytes as `[..., rows, units]`."""
+    if shape.rows_per_block == 1 and blocks.stride(-1) == 1:
+        return blocks.view(shape.dtype)  # no copy: what is written may be a part of a longer array
     rows = blocks.shape[-2] * shape.rows_per_block
     return blocks.contiguous().reshape(*blocks.shape[:-2], rows, -1).view(shape.dtype)
 

@@ -421,7 +421,8 @@ class QuantizedLayer(CacheLayerMixin):
 
     def _read_ahead(self, side: str) -> None:
         _, offset = self.get_mask_sizes(1)
-        for cohort in self.cohorts:
+        # Not `cohorts`: this layer may be about to decode views of the state before its own last append.
+        for cohort in self._cohorts:
             for group in cohort.stored_heads:
                 getattr(group, side).read_ahead(max(0, offset - cohort.padding))
 

@@ -155,6 +155,8 @@ def restore(cache: QuantizedCache, saved: OpenFile, device: torch.device) -> Non
     ]
     if len(batches := {plan.num_rows for plan in plans if plan.num_rows}) > 1:
         raise SavedCacheError(f"layers of the file have {sorted(batches)} rows; a batch has one number")
+    if len(columns := {kept.columns for kept in header.layers if kept.columns}) > 1:
+        raise SavedCacheError(f"layers of the file hold {sorted(columns)} columns; a cache has one number")
     source = _Source(saved, [array for plan in plans for array in plan.arrays])
     padding = None if header.left_padding is None else tuple(header.left_padding)
     states = [plan.read(source, device, padding) for plan in plans]

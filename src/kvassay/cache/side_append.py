@@ -45,7 +45,8 @@ class Reservation:
 
     def __del__(self) -> None:
         if self._held and not sys.is_finalizing():
-            self.give_up()
+            for pool, pages in self._held:
+                pool.give_up(pages)
 
     def hold(self, pool: PagePool, count: int, column: int | None = None) -> None:
         """Hold `count` more pages; raises what the allocator raises, and then holds none at all."""

@@ -104,7 +104,6 @@ class MemorySlabs:
         self._page_nbytes = page_nbytes
         self._device = device
         self._slabs: dict[int, Tensor] = {}
-        self._starts: tuple[int, NDArray[np.int64]] | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -115,24 +114,20 @@ class MemorySlabs:
 
     def addresses(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
         """Where slabs begin in memory."""
-        if self._starts is None:
-            lowest, highest = min(self._slabs), max(self._slabs)
-            starts = np.zeros(highest - lowest + 1, np.int64)
-            for number, slab in self._slabs.items():
-                starts[number - lowest] = slab.data_ptr()
-            self._starts = lowest, starts
-        lowest, starts = self._starts
+        # Nothing is kept: what a cache holds beside its pages is counted, and a function of its length.
+        lowest, highest = min(self._slabs), max(self._slabs)
+        starts = np.zeros(highest - lowest + 1, np.int64)
+        for number, slab in self._slabs.items():
+            starts[number - lowest] = slab.data_ptr()
         return starts[numbers - lowest]
 
     def add(self, number: int, pages: int) -> None:
         slab = page_memory(pages, self._page_nbytes, device=self._device)
         ask_for_huge_pages(slab)
         self._slabs[number] = slab
-        self._starts = None
 
     def drop(self, number: int) -> None:
         del self._slabs[number]
-        self._starts = None
 
     def clear(self, part: SlabPart) -> None:
         self._slabs[part.number][torch.from_numpy(part.places).to(self._device)] = 0

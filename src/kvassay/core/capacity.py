@@ -46,13 +46,16 @@ class Budget(NamedTuple):
     holds: Holds = Holds.CACHE
     weights_nbytes: int | None = None
 
-    def used_nbytes(self, ledger: ByteLedger) -> int:
-        """What this cache takes of the budget."""
+    def used_nbytes(self, ledger: ByteLedger, longest: ByteLedger | None = None) -> int:
+        """What a cache takes of the budget that is fullest in `ledger`, and grows to `longest` if that is another.
+
+        Steps need most at the longest, since their bound never falls with the tokens.
+        """
         if self.holds is Holds.CACHE:
             return ledger.persistent_nbytes
         if self.weights_nbytes is None:
             raise GeometryError("weights belong into the budget and their size is not known; give it")
-        return self.weights_nbytes + ledger.persistent_nbytes + step_workspace_nbytes(ledger)
+        return self.weights_nbytes + ledger.persistent_nbytes + step_workspace_nbytes(longest or ledger)
 
 
 def step_workspace_nbytes(ledger: ByteLedger) -> int:
@@ -120,10 +123,12 @@ def largest_batch(
     geometry: CacheGeometry, kv_format: KVFormat, budget: Budget, context: int, batch_step: int = 1
 ) -> LargestBatch:
     """By doubling and bisection: bytes rise with the batch, and the fullest length is the same for any."""
-    fullest = fullest_length(geometry, kv_format, budget, context)
+    fullest = fullest_length(geometry, kv_format, context)
 
     def used(batch: int) -> int:
-        return budget.used_nbytes(predict_ledger(geometry, kv_format, fullest, batch))
+        longest = predict_ledger(geometry, kv_format, context, batch)
+        at_fullest = longest if fullest == context else predict_ledger(geometry, kv_format, fullest, batch)
+        return budget.used_nbytes(at_fullest, longest)
 
     steps = _largest(lambda count: used(count * batch_step) <= budget.nbytes)
     batch = steps * batch_step
@@ -140,11 +145,12 @@ def largest_batch(
 
 def largest_context(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget) -> LargestContext:
     """Longest context of one row, at most the model's own."""
-    growth = _growth(geometry, kv_format, budget)
+    growth = RowGrowth(geometry, kv_format)
 
     def fits(tokens: int) -> bool:
-        fullest = growth.fullest_length(tokens)
-        return budget.used_nbytes(predict_ledger(geometry, kv_format, fullest)) <= budget.nbytes
+        longest, fullest = predict_ledger(geometry, kv_format, tokens), growth.fullest_length(tokens)
+        at_fullest = longest if fullest == tokens else predict_ledger(geometry, kv_format, fullest)
+        return budget.used_nbytes(at_fullest, longest) <= budget.nbytes
 
     by_bytes = _largest(fits, MOST_TOKENS)
     if geometry.max_context is not None and by_bytes >= geometry.max_context:
@@ -152,13 +158,9 @@ def largest_context(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget
     return LargestContext(by_bytes, Limit.SEARCH_END if by_bytes == MOST_TOKENS else Limit.BUDGET, by_bytes)
 
 
-def fullest_length(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget, tokens: int) -> int:
-    """The length of 1 to `tokens` at which a cache uses most of the budget, whatever its batch."""
-    return _growth(geometry, kv_format, budget).fullest_length(tokens)
-
-
-def _growth(geometry: CacheGeometry, kv_format: KVFormat, budget: Budget) -> RowGrowth:
-    return RowGrowth(geometry, kv_format, with_workspace=budget.holds is Holds.EVERYTHING)
+def fullest_length(geometry: CacheGeometry, kv_format: KVFormat, tokens: int) -> int:
+    """The length of 1 to `tokens` at which a cache holds most, whatever its batch."""
+    return RowGrowth(geometry, kv_format).fullest_length(tokens)
 
 
 def _largest(fits: Callable[[int], bool], end: int | None = None) -> int:

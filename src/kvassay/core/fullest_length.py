@@ -58,17 +58,12 @@ class _Side(NamedTuple):
 class RowGrowth:
     """Bytes of one row of a cache at any length, and the length where they are most."""
 
-    def __init__(self, geometry: CacheGeometry, kv_format: KVFormat, with_workspace: bool = False) -> None:
-        """`with_workspace` adds what the ledger calls the transient peak of a decode step."""
+    def __init__(self, geometry: CacheGeometry, kv_format: KVFormat) -> None:
         self._sides: Counter[_Side] = Counter()
-        self._layers: Counter[tuple[int, int | None]] = Counter()
-        """Floats of one token in a layer, and its window."""
         for index, layer in enumerate(geometry.layers):
             for group in head_groups(kv_format, index, layer):
                 for plan, dim in ((group.keys, layer.head_dim), (group.values, layer.value_dim)):
                     self._sides[_side(plan, group.num_heads, dim, kv_format)] += 1
-            if with_workspace:
-                self._layers[layer.kv_heads * (layer.head_dim + layer.value_dim), layer.sliding_window] += 1
         self._period = math.lcm(TAIL_PAGE_TOKENS, *(side.plan.spec.tokens_per_block for side in self._sides))
 
     def nbytes(self, tokens: int) -> int:
@@ -105,8 +100,7 @@ class RowGrowth:
             yield length
 
     def _rising(self, tokens: int) -> int:
-        floats = max((each * min(tokens, window or tokens) for each, window in self._layers), default=0)
-        return 4 * floats + sum(count * side.rising(tokens) for side, count in self._sides.items())
+        return sum(count * side.rising(tokens) for side, count in self._sides.items())
 
     def _fullest_tails(self, tokens: int) -> int:
         return sum(count * side.fullest_tail(tokens) for side, count in self._sides.items())

@@ -177,9 +177,10 @@ def _fill(request: FillRequest) -> FillResult:
 
     used = used_tokens = 0
     filled = None
-    fullest = fullest_length(request.geometry, request.kv_format, budget, request.context)
+    fullest = fullest_length(request.geometry, request.kv_format, request.context)
+    longest = predict_ledger(request.geometry, request.kv_format, request.context, request.batch)
     for filled in fill(cache, request.batch, request.context, stops=[fullest], advance=advance):
-        now = budget.used_nbytes(filled.ledger)
+        now = budget.used_nbytes(filled.ledger, longest)
         if now > used:
             used, used_tokens = now, filled.tokens
         if used > budget.nbytes:
