@@ -203,11 +203,11 @@ class CacheMachine(RuleBasedStateMachine):
         if len(getattr(self, "pairs", [])) == 1:
             cache, lists = self.pairs[0]
             if lists.columns:
+                ledger = cache.ledger()  # first, so that every layer has written what it was given
                 slabs = {
                     slab.untyped_storage().data_ptr(): slab.untyped_storage().nbytes() for slab in cache.storages()
                 }
                 paged = sum(slabs.values()) + self.nbytes_elsewhere(cache)
-                ledger = cache.ledger()
                 assert ledger.persistent_nbytes - ledger.owner_nbytes("block_table") == paged
 
 

@@ -133,6 +133,7 @@ class QuantizedLayer(CacheLayerMixin):
             self.is_whole = False
             pending, self._pending = self._pending, []
             for store, change in pending:
+                store.drop_ahead()  # read for the state before
                 store.commit(change)
             self.is_whole = True
 
