@@ -53,10 +53,10 @@ def test_b18_b35_keys_of_576_and_values_of_512_in_one_head(text, views) -> None:
         mask = causal(2, tokens, length, (0, 0))
         found, _ = packed_attention(module(QUERY_HEADS), query, *seen, mask, scaling=0.05)
         assert found.shape == (2, tokens, QUERY_HEADS, 512)
-        plain = [each + 0 for each in seen]
-        expected = defined(query, *plain, mask, 0.05)
         # Kernels round queries and weights to 16 bits where codes are integers.
         tolerance = 4e-4 if layer.path is AttentionPath.FUSED else 1e-5
+        plain = [each + 0 for each in seen]
+        expected = defined(query, *plain, mask, 0.05)
         torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
         del seen
     predicted = predict_ledger(layered([LATENT], QUERY_HEADS), kv_format, length, 2)

@@ -73,7 +73,7 @@ class PagePool:
         self._lock = threading.RLock()
         self._depth = 0
         """Operations under way in the thread that is inside."""
-        self._given_up: deque[PageIds] = deque()
+        self._given_up: deque[tuple[PageIds, bool]] = deque()
         """Of rows that were freed; not yet released."""
         self._native = NativeRows(layout)
         self._next_slab = 0
@@ -181,12 +181,14 @@ class PagePool:
         self._may_trim |= bool(len(free))
         self.close(free)
 
-    def give_up(self, pages: PageIds) -> None:
+    def give_up(self, pages: PageIds, trim: bool) -> None:
         """Release pages of rows that are being freed, at once or, in the middle of an operation, right after it.
+
+        `trim` gives back slabs that are free then.
 
         Rows are freed at any moment, also by the garbage collector while this very pool picks pages that are free.
         """
-        self._given_up.append(pages)
+        self._given_up.append((pages, trim))
         if self._lock.acquire(blocking=False):
             try:
                 self._take_back()
@@ -196,9 +198,9 @@ class PagePool:
     def _take_back(self) -> None:
         """Release what was given up, unless an operation is under way."""
         while self._given_up and not self._depth:
-            pages = self._given_up.popleft()
+            pages, trim = self._given_up.popleft()
             self.release(pages)
-            if self.by_column:
+            if trim:
                 self.trim()
 
     def close(self, pages: PageIds) -> None:

@@ -48,7 +48,7 @@ class PagedRows:
     def __del__(self) -> None:
         # A cache that is no longer used gives its pages back to those that share the pool.
         if self._used and not sys.is_finalizing():
-            self.pool.give_up(self.table)
+            self.pool.give_up(self.table, trim=self.pool.by_column)
 
     @property
     def table(self) -> PageIds:

@@ -46,7 +46,7 @@ class Reservation:
     def __del__(self) -> None:
         if self._held and not sys.is_finalizing():
             for pool, pages in self._held:
-                pool.give_up(pages)
+                pool.give_up(pages, trim=True)
 
     def hold(self, pool: PagePool, count: int, column: int | None = None) -> None:
         """Hold `count` more pages; raises what the allocator raises, and then holds none at all."""
