@@ -79,7 +79,7 @@ def test_rows_do_not_join_a_cache_that_an_error_left_uneven_and_it_is_not_saved(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [1, 40])
 def test_an_append_interrupted_anywhere_is_not_made_or_made_or_says_so(number, model) -> None:
-    """A KeyboardInterrupt at every 13th line of kvassay that an append runs, freed views included."""
+    """A KeyboardInterrupt at every 37th line of kvassay that an append runs, freed views included."""
     made = QuantizedCache(model.config, FORMATS[2])
     run(model, made, tokens(100))
     keys = torch.randn(2, 2, number, 64, generator=torch.Generator().manual_seed(1))
@@ -92,7 +92,7 @@ def test_an_append_interrupted_anywhere_is_not_made_or_made_or_says_so(number, m
     whole = made.fork()
     whole.quantized_layers[0].update(keys, keys * 2)
     after, outcomes = held(whole), set()
-    for line in count(1, 13):
+    for line in count(1, 37):
         cache, other = made.fork(), made.fork()
         if not _append_until(cache.quantized_layers[0], keys, line):
             break

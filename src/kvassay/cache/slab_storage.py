@@ -115,11 +115,10 @@ class MemorySlabs:
     def addresses(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
         """Where slabs begin in memory."""
         # Nothing is kept: what a cache holds beside its pages is counted, and a function of its length.
-        lowest, highest = min(self._slabs), max(self._slabs)
-        starts = np.zeros(highest - lowest + 1, np.int64)
-        for number, slab in self._slabs.items():
-            starts[number - lowest] = slab.data_ptr()
-        return starts[numbers - lowest]
+        known = np.fromiter(self._slabs, np.int64, len(self._slabs))
+        starts = np.fromiter(map(Tensor.data_ptr, self._slabs.values()), np.int64, len(self._slabs))
+        # Slabs stand in rising order, since a number is never given twice.
+        return starts[np.searchsorted(known, numbers)]
 
     def add(self, number: int, pages: int) -> None:
         slab = page_memory(pages, self._page_nbytes, device=self._device)
