@@ -21,48 +21,36 @@ using KeyFunction = void (*)(const TileFormat&, const std::uint8_t*, int, int, c
 using ValueFunction = void (*)(const TileFormat&, const std::uint8_t*, int, int, float* const*, float* const*,
                                float* const*, ValueWork&, std::ptrdiff_t);
 
-template <class S, Code kCode>
-KeyFunction key_function_of(int rows) {
-  switch (rows) {
-    case 1: return key_stage<S, kCode, 1>;
-    case 2: return key_stage<S, kCode, 2>;
-    case 3: return key_stage<S, kCode, 3>;
-    default: return key_stage<S, kCode, 4>;
-  }
-}
+// Both stages for one kind of code and some queries.
+struct Stages {
+  KeyFunction key;
+  ValueFunction value;
+};
 
 template <class S, Code kCode>
-ValueFunction value_function_of(int rows) {
+Stages stages_of(int rows) {
   switch (rows) {
-    case 1: return value_stage<S, kCode, 1>;
-    case 2: return value_stage<S, kCode, 2>;
-    case 3: return value_stage<S, kCode, 3>;
-    default: return value_stage<S, kCode, 4>;
+    case 1: return {key_stage<S, kCode, 1>, value_stage<S, kCode, 1>};
+    case 2: return {key_stage<S, kCode, 2>, value_stage<S, kCode, 2>};
+    case 3: return {key_stage<S, kCode, 3>, value_stage<S, kCode, 3>};
+    default: return {key_stage<S, kCode, 4>, value_stage<S, kCode, 4>};
   }
-}
-
-#define KV_EACH_CODE(FUNCTION)                                          \
-  switch (code) {                                                       \
-    case Code::kInt8: return FUNCTION<S, Code::kInt8>(rows);            \
-    case Code::kUint4: return FUNCTION<S, Code::kUint4>(rows);          \
-    case Code::kUint2: return FUNCTION<S, Code::kUint2>(rows);          \
-    case Code::kFloat8E4M3: return FUNCTION<S, Code::kFloat8E4M3>(rows); \
-    case Code::kUint8: return FUNCTION<S, Code::kUint8>(rows);          \
-    case Code::kTable4: return FUNCTION<S, Code::kTable4>(rows);        \
-    case Code::kTable2: return FUNCTION<S, Code::kTable2>(rows);        \
-    case Code::kFloat16: return FUNCTION<S, Code::kFloat16>(rows);      \
-    case Code::kBFloat16: return FUNCTION<S, Code::kBFloat16>(rows);    \
-    default: return FUNCTION<S, Code::kFloat32>(rows);                  \
-  }
-
-template <class S>
-KeyFunction key_function(Code code, int rows) {
-  KV_EACH_CODE(key_function_of)
 }
 
 template <class S>
-ValueFunction value_function(Code code, int rows) {
-  KV_EACH_CODE(value_function_of)
+Stages stages_of(Code code, int rows) {
+  switch (code) {
+    case Code::kInt8: return stages_of<S, Code::kInt8>(rows);
+    case Code::kUint8: return stages_of<S, Code::kUint8>(rows);
+    case Code::kUint4: return stages_of<S, Code::kUint4>(rows);
+    case Code::kUint2: return stages_of<S, Code::kUint2>(rows);
+    case Code::kFloat8E4M3: return stages_of<S, Code::kFloat8E4M3>(rows);
+    case Code::kTable4: return stages_of<S, Code::kTable4>(rows);
+    case Code::kTable2: return stages_of<S, Code::kTable2>(rows);
+    case Code::kFloat16: return stages_of<S, Code::kFloat16>(rows);
+    case Code::kBFloat16: return stages_of<S, Code::kBFloat16>(rows);
+    default: return stages_of<S, Code::kFloat32>(rows);
+  }
 }
 
 // Scores of a page of plain floats in rows, which pages of few tokens are.
@@ -128,7 +116,7 @@ class HeadAttention {
       const bool coded = call_.coded_query && !format.is_float();
       const float* plain = coded ? work_.coded_queries[first + r] : work_.queries[first + r];
       for (int c = 0; c < format.dim; ++c) buffers.plain[r][c] = plain[c] * factor;
-      if (format.is_integer()) order_pairs(format.code, buffers.plain[r], format.dim, buffers.ordered[r]);
+      if (is_integer(format.code)) order_pairs(format.code, buffers.plain[r], format.dim, buffers.ordered[r]);
       q.plain[r] = buffers.plain[r];
       q.pairs[r] = buffers.pairs[r];
       q.group_sums[r] = buffers.sums[r];
@@ -136,7 +124,7 @@ class HeadAttention {
       q.constant[r] = 0.f;
       if (format.scale_mode == ScaleMode::kChannel) continue;
       const int group = format.scale_mode == ScaleMode::kToken ? format.group : format.dim;
-      if (format.is_integer()) {
+      if (is_integer(format.code)) {
         round_query<S>(buffers.ordered[r], format.dim, group, steps_of(format), q.pairs[r], &q.unit[r], buffers.sums[r]);
       } else {
         for (int g = 0; g * group < format.dim; ++g) {
@@ -163,7 +151,7 @@ class HeadAttention {
       if (format.has_minimum)
         S::storef(minimum + c, load_parameter<S>(tile + format.minimums_offset, index + c, format.scale_type));
     }
-    const bool integer = format.is_integer();
+    const bool integer = is_integer(format.code);
     if (integer) order_pairs(format.code, scale, format.dim, ordered);
     alignas(64) float scaled[kMaxDim];
     for (int r = 0; r < q.rows; ++r) {
@@ -258,7 +246,7 @@ class HeadAttention {
     if (begin >= end) return;
     const TileFormat& format = *segment.format;
     const int page = format.page_tokens;
-    const auto function = detail::key_function<S>(format.code, q.rows);
+    const auto function = detail::stages_of<S>(format.code, q.rows).key;
     for (std::int64_t p = (begin - segment.start) / page; segment.start + p * page < end; ++p) {
       const std::int64_t base = segment.start + p * page;
       const int first = static_cast<int>(larger<std::int64_t>(begin - base, 0));
@@ -289,7 +277,7 @@ class HeadAttention {
     if (begin >= end) return;
     const TileFormat& format = *segment.format;
     const int page = format.page_tokens;
-    const auto function = detail::value_function<S>(format.code, rows);
+    const auto function = detail::stages_of<S>(format.code, rows).value;
     for (std::int64_t p = (begin - segment.start) / page; segment.start + p * page < end; ++p) {
       const std::int64_t base = segment.start + p * page;
       const int first = static_cast<int>(larger<std::int64_t>(begin - base, 0));

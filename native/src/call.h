@@ -33,12 +33,12 @@ struct AttentionCall {
   const std::uint8_t* mask = nullptr;
   std::int64_t mask_row = 0, mask_head = 0, mask_query = 0;
 
-  const float* query_of(const float* all, int row, int kv_head, int q) const {
+  KV_INLINE const float* query_of(const float* all, int row, int kv_head, int q) const {
     const std::int64_t head = kv_head * ratio + q / queries;
     return all + ((static_cast<std::int64_t>(row) * kv_heads * ratio + head) * queries + q % queries) * head_dim;
   }
 
-  void mask_scores(int row, int head, int q, std::int64_t low, std::int64_t high, float* scores) const {
+  KV_INLINE void mask_scores(int row, int head, int q, std::int64_t low, std::int64_t high, float* scores) const {
     const float closed = -__builtin_inff();
     if (mask) {
       const std::uint8_t* open = mask + row * mask_row + head * mask_head + q * mask_query;

@@ -36,6 +36,8 @@ AttendRange attend_of(const std::string& name) {
 // Ranges begin at fixed columns: a row's result depends neither on the other rows nor on the number of threads.
 constexpr std::int64_t kRangeTokens = 4096;
 
+static_assert(sizeof(Workspace) < 1 << 20, "a thread works in less than 1 MiB");
+
 Workspace& workspace_of_thread() {
   thread_local std::unique_ptr<Workspace> work;
   if (!work) work.reset(new Workspace);

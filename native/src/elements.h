@@ -8,26 +8,8 @@
 namespace kvassay {
 namespace KVASSAY_ISA {
 
-constexpr int code_bits(Code code) {
-  switch (code) {
-    case Code::kUint4:
-    case Code::kTable4: return 4;
-    case Code::kUint2:
-    case Code::kTable2: return 2;
-    case Code::kFloat16:
-    case Code::kBFloat16: return 16;
-    case Code::kFloat32: return 32;
-    default: return 8;
-  }
-}
-
-constexpr bool is_integer(Code code) {
-  return code == Code::kInt8 || code == Code::kUint8 || code == Code::kUint4 || code == Code::kUint2;
-}
-constexpr bool is_table(Code code) { return code == Code::kTable4 || code == Code::kTable2; }
-
-constexpr int codes_per_byte(Code code) { return code_bits(code) < 8 ? 8 / code_bits(code) : 1; }
-constexpr int codes_per_word(Code code) { return 32 / code_bits(code); }
+KV_INLINE constexpr int codes_per_byte(Code code) { return code_bits(code) < 8 ? 8 / code_bits(code) : 1; }
+KV_INLINE constexpr int codes_per_word(Code code) { return 32 / code_bits(code); }
 
 // Two 16-bit integers a word: the codes number `kSub` of bytes kOdd and kOdd + 2.
 template <class S, Code kCode, int kSub, int kOdd>

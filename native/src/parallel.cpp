@@ -36,8 +36,11 @@ int find_openmp(dl_phdr_info* library, std::size_t, void* found) {
 // cores with them; so a region of the same runtime is opened, where one is loaded.
 ParallelRegion loaded_runtime() {
 #if defined(__linux__)
-  static void* region = nullptr;
-  if (!region) dl_iterate_phdr(find_openmp, &region);
+  static void* const region = [] {
+    void* found = nullptr;
+    dl_iterate_phdr(find_openmp, &found);
+    return found;
+  }();
   return reinterpret_cast<ParallelRegion>(region);
 #else
   return nullptr;

@@ -3,6 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
+// What translation units of several instruction sets share is always inlined: the linker keeps one copy of a function,
+// and a processor may lack the instructions of that copy.
+#define KV_INLINE inline __attribute__((always_inline))
+
 namespace kvassay {
 
 // How a stored value is told from its bits.
@@ -18,6 +22,25 @@ enum class Code : int {
   kUint8 = 8,
   kTable2 = 9,  // 2-bit index into 4 floats, which the table repeats
 };
+
+KV_INLINE constexpr int code_bits(Code code) {
+  switch (code) {
+    case Code::kUint4:
+    case Code::kTable4: return 4;
+    case Code::kUint2:
+    case Code::kTable2: return 2;
+    case Code::kFloat16:
+    case Code::kBFloat16: return 16;
+    case Code::kFloat32: return 32;
+    default: return 8;
+  }
+}
+
+KV_INLINE constexpr bool is_integer(Code code) {
+  return code == Code::kInt8 || code == Code::kUint8 || code == Code::kUint4 || code == Code::kUint2;
+}
+
+KV_INLINE constexpr bool is_table(Code code) { return code == Code::kTable4 || code == Code::kTable2; }
 
 enum class ScaleMode : int {
   kNone = 0,     // one factor a head, given with the call (1 for plain floats)
@@ -45,24 +68,10 @@ struct TileFormat {
   std::size_t minimums_offset = 0;
   const float* table = nullptr;
 
-  int bits() const {
-    switch (code) {
-      case Code::kUint4:
-      case Code::kTable4: return 4;
-      case Code::kUint2:
-      case Code::kTable2: return 2;
-      case Code::kFloat16:
-      case Code::kBFloat16: return 16;
-      case Code::kFloat32: return 32;
-      default: return 8;
-    }
-  }
-  bool is_float() const { return bits() >= 16; }
-  bool is_integer() const {
-    return code == Code::kInt8 || code == Code::kUint8 || code == Code::kUint4 || code == Code::kUint2;
-  }
-  int groups() const { return scale_mode == ScaleMode::kToken ? dim / group : 1; }
-  int words() const { return dim * bits() / 32; }  // 4-byte words of a token's codes
+  KV_INLINE int bits() const { return code_bits(code); }
+  KV_INLINE bool is_float() const { return bits() >= 16; }
+  KV_INLINE int groups() const { return scale_mode == ScaleMode::kToken ? dim / group : 1; }
+  KV_INLINE int words() const { return dim * bits() / 32; }  // 4-byte words of a token's codes
 };
 
 // Consecutive tokens in pages of one format.

@@ -2,9 +2,8 @@
 // each instruction set has a translation unit of its own, and the linker keeps one copy of such a function for all.
 #pragma once
 
-#ifndef KV_INLINE
-#define KV_INLINE inline __attribute__((always_inline))
-#endif
+#include "tile_format.h"
+
 #define KV_LAMBDA __attribute__((always_inline))
 
 namespace kvassay {

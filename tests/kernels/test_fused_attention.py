@@ -102,7 +102,13 @@ def test_every_format_is_read_from_its_codes_or_says_why_not(name, instruction_s
         assert errors == [None] * len(CALLS)
         return
     assert found.next is AttentionPath.FUSED
-    assert max(errors[1:]) < EXACT  # the prompt is attended to exactly, without the cache
+    # The prompt is attended to exactly, without the cache.
+    assert max(errors[1:]) < (EXACT if _has_integers(name) else FLOATS)
+
+
+def _has_integers(name: str) -> bool:
+    readings = [quantizer(spec).tile_reading(64) for spec in parse_format(name).specs]
+    return any(reading is not None and "int" in reading.code for reading in readings)
 
 
 KERNEL_FORMATS = (

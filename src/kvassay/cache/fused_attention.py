@@ -14,22 +14,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvassay.cache.cohorts import Cohort, StoredHeads
-from kvassay.cache.packed_view import SeenTokens
+from kvassay.cache.attended_parts import AttendedPart, attend_parts
+from kvassay.cache.packed_view import NewTokens, SeenTokens
 from kvassay.cache.side_parts import PagePart
 from kvassay.cache.side_store import SideStore
-from kvassay.cache.tiled_attention import Scoring, picked_rows
-from kvassay.core.paging import exact_page_layout
-from kvassay.core.spec import FloatDtype
+from kvassay.cache.tiled_attention import Scoring
+from kvassay.core.kv_format import Side
+from kvassay.core.paging import TAIL_PAGE_TOKENS, exact_page_layout
 from kvassay.kernels.native import instruction_set, native_module
 from kvassay.kernels.tile_formats import MAX_QUERIES, TileSide, float_format
 
-_FLOATS: dict[torch.dtype, FloatDtype] = {
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
-_PAGE_TOKENS = 16
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_PARTS = 4
 """Sinks, coded tokens, tail and the call's own tokens."""
 
@@ -64,42 +59,16 @@ def fused_attention(
     scoring: Scoring,
 ) -> Float[Tensor, "batch query_heads queries value_dim"]:
     """As `tiled_attention`, for a call without an obstacle."""
-    geometry = seen.layer.geometry
-    out = query.new_empty((*query.shape[:3], geometry.value_dim))
-    ratio = query.shape[1] // geometry.kv_heads
-    for cohort in seen.cohorts:
-        rows = picked_rows(cohort.rows, query.shape[0], query.device)
-        for group in cohort.stored_heads:
-            heads = picked_rows(
-                [head * ratio + index for head in group.heads for index in range(ratio)], query.shape[1], query.device
-            )
-            result = _attend(query[rows][:, heads], seen, cohort, group, _part(mask, rows, heads), scoring, heads)
-            if isinstance(heads, slice):
-                out[rows] = result.to(out.dtype)
-            elif isinstance(rows, slice):
-                out[:, heads] = result.to(out.dtype)
-            else:
-                out[rows[:, None], heads[None]] = result.to(out.dtype)
-    for side in ("keys", "values"):
-        seen.layer.was_read(seen.cohorts, side)
-    return out
+    return attend_parts(query, seen, lambda own, part: _attend(own, part, mask, scoring))
 
 
-def _attend(
-    query: Tensor,
-    seen: SeenTokens,
-    cohort: Cohort,
-    group: StoredHeads,
-    mask: Tensor | None,
-    scoring: Scoring,
-    heads: Tensor | slice,
-) -> Tensor:
-    padding = cohort.padding
+def _attend(query: Tensor, part: AttendedPart, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    seen, group, padding = part.seen, part.group, part.cohort.padding
     begin, end = max(seen.begin, padding) - padding, max(seen.end, padding) - padding
     queries = query.shape[2]
     query = query.to(torch.float32).contiguous()
     out = query.new_zeros((*query.shape[:3], group.values.dim))
-    own = _OwnPages(seen, cohort, group, end) if seen.new is not None else None
+    own = None if (new := part.new_tokens()) is None else _OwnPages(new, max(0, padding - seen.end), end)
     last = end + (own.tokens if own is not None else 0)
     if begin == last:
         return out
@@ -113,8 +82,8 @@ def _attend(
     if mask is not None:
         # Columns of the batch as tokens of these rows.
         first = max(0, padding - seen.begin)
-        mask = mask[..., first:].contiguous().view(torch.uint8)
-    sinks = None if scoring.sinks is None else scoring.sinks[heads].to(torch.float32).contiguous()
+        mask = part.mask(mask)[..., first:].contiguous().view(torch.uint8)
+    sinks = None if scoring.sinks is None else scoring.sinks[part.query_heads].to(torch.float32).contiguous()
     native_module().attend(
         query=query.numpy(),
         coded_query=None if keys_side.basis is None else (query @ keys_side.basis).numpy(),
@@ -158,28 +127,24 @@ def _segment(part: PagePart, side: TileSide) -> Any:
 class _OwnPages:
     """The call's own tokens as pages of floats, which it keeps alive."""
 
-    def __init__(self, seen: SeenTokens, cohort: Cohort, group: StoredHeads, begin: int) -> None:
-        assert seen.new is not None, "the caller checks"
-        # Columns of the call that are padding of these rows.
-        skip = max(0, cohort.padding - seen.end)
-        rows = picked_rows(cohort.rows, seen.new.keys.shape[0], seen.new.keys.device)
-        heads = picked_rows(group.heads, seen.new.keys.shape[1], seen.new.keys.device)
-        keys, values = (each[rows][:, heads, skip:].to(torch.float32) for each in seen.new)
+    def __init__(self, new: NewTokens, skip: int, begin: int) -> None:
+        """From the token after the first `skip` ones, which are padding of these rows; it stands in column `begin`."""
+        keys, values = (each[:, :, skip:].to(torch.float32) for each in new)
         self.tokens = keys.shape[2]
         self.keys, self._keys_memory = self._paged(keys, "keys", begin)
         self.values, self._values_memory = self._paged(values, "values", begin)
 
-    def _paged(self, states: Tensor, side: Any, begin: int) -> tuple[Any, Tensor]:
+    def _paged(self, states: Tensor, side: Side, begin: int) -> tuple[Any, Tensor]:
         rows, heads, tokens, dim = states.shape
-        layout = exact_page_layout("float32", heads, dim, side, _PAGE_TOKENS)
-        pages = -(-tokens // _PAGE_TOKENS)
-        padded = states.new_zeros((rows, heads, pages, _PAGE_TOKENS, dim))
-        padded.view(rows, heads, pages * _PAGE_TOKENS, dim)[:, :, :tokens] = states
+        layout = exact_page_layout("float32", heads, dim, side, TAIL_PAGE_TOKENS)
+        pages = -(-tokens // TAIL_PAGE_TOKENS)
+        padded = states.new_zeros((rows, heads, pages, TAIL_PAGE_TOKENS, dim))
+        padded.view(rows, heads, pages * TAIL_PAGE_TOKENS, dim)[:, :, :tokens] = states
         order = layout.regions[0].order
         if order is not None:
             padded = padded.transpose(3, 4)
         memory = padded.transpose(1, 2).contiguous()
-        step = heads * _PAGE_TOKENS * dim * memory.element_size()
+        step = heads * TAIL_PAGE_TOKENS * dim * memory.element_size()
         addresses = memory.data_ptr() + step * np.arange(rows * pages, dtype=np.int64).reshape(rows, pages)
         segment = native_module().Segment(
             format=float_format("float32", layout, dim),
@@ -190,11 +155,3 @@ class _OwnPages:
             head_scale=None,
         )
         return segment, memory
-
-
-def _part(mask: Tensor | None, rows: Tensor | slice, heads: Tensor | slice) -> Tensor | None:
-    """The mask of some rows and query heads; axes of one entry stay."""
-    if mask is None:
-        return None
-    mask = mask[rows] if mask.shape[0] > 1 else mask
-    return mask[:, heads] if mask.shape[1] > 1 else mask

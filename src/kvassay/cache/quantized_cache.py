@@ -82,7 +82,9 @@ class QuantizedCache(Cache):
             scales = layer_calibration(calibration, self.kv_format, index, geometry)
             self._require_calibration(index, scales)
             transform = self._key_transform(index, key_transforms)
-            layers.append(QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding, offload))
+            layers.append(
+                QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding, offload, attention)
+            )
         if offload is not None:
             # After the last layer the next step reads the first.
             for layer, following in zip(layers, layers[1:] + layers[:1], strict=True):
@@ -143,7 +145,6 @@ class QuantizedCache(Cache):
         layer = self.quantized_layers[layer_idx]
         self.quantized_layers[layer_idx - 1].require_whole()
         self.require_even(layer)
-        layer.attention = self._attention
         layer.hands_out_views = chosen_path(self.config, layer).path is not AttentionPath.DECODED
         return layer.update(key_states, value_states, *args, **kwargs)
 
@@ -167,7 +168,6 @@ class QuantizedCache(Cache):
         """How attention reads each layer, and why so."""
         found: list[LayerPath] = []
         for index, layer in enumerate(self.quantized_layers):
-            layer.attention = self._attention
             chosen = chosen_path(self.config, layer)
             found.append(LayerPath(index, layer.path, chosen.path, chosen.reason))
         return tuple(found)

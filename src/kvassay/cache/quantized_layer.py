@@ -63,6 +63,7 @@ class QuantizedLayer(CacheLayerMixin):
         key_transform: KeyTransform | None = None,
         left_padding: Sequence[int] | None = None,
         offload: Offload | None = None,
+        attention: AttentionChoice = "auto",
     ) -> None:
         self.columns = 0  # transformers' initialiser sets `keys`, which read it
         self._cohorts: tuple[Cohort, ...] = ()
@@ -74,7 +75,7 @@ class QuantizedLayer(CacheLayerMixin):
         """What interrupted it where nobody could see it."""
         self.hands_out_views = False
         """True where what reads this layer knows PackedView."""
-        self.attention: AttentionChoice = "auto"
+        self.attention: AttentionChoice = attention
         self.path = AttentionPath.NONE
         """How attention read this layer last."""
         super().__init__()

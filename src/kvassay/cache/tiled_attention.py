@@ -11,7 +11,7 @@ Arithmetic is in float32, in float64 for a float64 model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kvassay.cache.cohorts import Cohort, StoredHeads
+from kvassay.cache.attended_parts import AttendedPart, attend_parts
 from kvassay.cache.packed_view import SeenTokens
 from kvassay.core.tiles import tile_tokens
 
@@ -45,26 +45,7 @@ def tiled_attention(
     `mask` is boolean (True: may look) or added to scores; its last axis begins at `seen.begin`. None lets query i of n
     look at all tokens up to its own, which is the n − i th from the end.
     """
-    geometry = seen.layer.geometry
-    out = query.new_empty((*query.shape[:3], geometry.value_dim))
-    ratio = query.shape[1] // geometry.kv_heads
-    for cohort in seen.cohorts:
-        rows = picked_rows(cohort.rows, query.shape[0], query.device)
-        for group in cohort.stored_heads:
-            heads = [head * ratio + index for head in group.heads for index in range(ratio)]
-            picked = picked_rows(heads, query.shape[1], query.device)
-            part = _Part(seen, cohort, group, ratio, rows, picked)
-            own = query[rows][:, picked]
-            result = part.attend(own, mask, scoring)
-            if isinstance(picked, slice):
-                out[rows] = result
-            elif isinstance(rows, slice):
-                out[:, picked] = result
-            else:
-                out[rows[:, None], picked[None]] = result
-    for side in ("keys", "values"):
-        seen.layer.was_read(seen.cohorts, side)
-    return out
+    return attend_parts(query, seen, lambda own, part: _TiledPart(part).attend(own, mask, scoring))
 
 
 class _Tile(NamedTuple):
@@ -77,37 +58,32 @@ class _Tile(NamedTuple):
     values: Callable[[], Tensor]
 
 
-class _Part(NamedTuple):
-    """Rows and heads whose keys are stored together."""
+class _TiledPart(NamedTuple):
+    """One part, tile by tile."""
 
-    seen: SeenTokens
-    cohort: Cohort
-    group: StoredHeads
-    ratio: int
-    rows: Tensor | slice
-    query_heads: Tensor | slice
+    part: AttendedPart
 
     def attend(self, query: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
         batch, query_heads, queries, head_dim = query.shape
         computing = torch.float64 if query.dtype == torch.float64 else torch.float32
-        kv_heads = query_heads // self.ratio
+        kv_heads = query_heads // self.part.ratio
         # Queries of one KV head side by side, so that each tile is read once.
-        grouped = query.to(computing).reshape(batch, kv_heads, self.ratio * queries, head_dim) * scoring.scaling
-        running = _RunningSoftmax(grouped, self.group.values.dim, self._sinks(scoring, queries, computing))
-        for tile in self._tiles(computing, self.ratio * queries):
+        grouped = query.to(computing).reshape(batch, kv_heads, self.part.ratio * queries, head_dim) * scoring.scaling
+        running = _RunningSoftmax(grouped, self.part.group.values.dim, self._sinks(scoring, queries, computing))
+        for tile in self._tiles(computing, self.part.ratio * queries):
             # Keys are gone before values are read: one side of a tile is the most that is decoded at a time.
             scores = grouped @ tile.keys().transpose(-1, -2)
             if scoring.softcap is not None:
                 scores = torch.tanh_(scores.div_(scoring.softcap)).mul_(scoring.softcap)
-            self._mask(scores.unflatten(2, (self.ratio, queries)), mask, tile.begin, tile.end)
+            self._mask(scores.unflatten(2, (self.part.ratio, queries)), mask, tile.begin, tile.end)
             running.add(scores, tile.values)
         return running.output().reshape(batch, query_heads, queries, -1).to(query.dtype)
 
     def _tiles(self, dtype: torch.dtype, queries: int) -> Iterator[_Tile]:
         """Tiles of the pages, then of the call's own tokens. `queries` are those that one KV head serves."""
-        padding = self.cohort.padding
-        begin, end = max(self.seen.begin, padding), self.seen.end
-        keys, values = self.group.keys, self.group.values
+        padding = self.part.cohort.padding
+        begin, end = max(self.part.seen.begin, padding), self.part.seen.end
+        keys, values = self.part.group.keys, self.part.group.values
         page = keys.coded_layout.tokens
         heads = max(1, keys.batch) * keys.kv_heads
         step = tile_tokens(heads * keys.dim, heads * queries, page)
@@ -118,14 +94,11 @@ class _Part(NamedTuple):
             low, high = begin - padding, bound - padding
             yield _Tile(begin, bound, partial(keys.read, dtype, low, high), partial(values.read, dtype, low, high))
             begin = bound
-        if self.seen.new is not None:
-            new_keys, new_values = (each[self.rows] for each in self.seen.new)
-            if len(self.group.heads) < new_keys.shape[1]:
-                new_keys, new_values = (each[:, list(self.group.heads)] for each in (new_keys, new_values))
+        if (new := self.part.new_tokens()) is not None:
             skip = max(0, padding - end)
-            for first in range(skip, new_keys.shape[2], step):
-                tokens = slice(first, min(first + step, new_keys.shape[2]))
-                part = (partial(each[:, :, tokens].to, dtype) for each in (new_keys, new_values))
+            for first in range(skip, new.keys.shape[2], step):
+                tokens = slice(first, min(first + step, new.keys.shape[2]))
+                part = (partial(each[:, :, tokens].to, dtype) for each in new)
                 yield _Tile(end + tokens.start, end + tokens.stop, *part)
 
     def _mask(self, scores: Tensor, mask: Tensor | None, begin: int, end: int) -> None:
@@ -133,18 +106,14 @@ class _Part(NamedTuple):
         if mask is None:
             queries = scores.shape[3]
             # Query i stands in column `first + i`.
-            first = self.seen.end if self.seen.new is not None else self.seen.end - queries
+            first = self.part.seen.end if self.part.seen.new is not None else self.part.seen.end - queries
             if end > first + 1:
                 column = torch.arange(begin, end, device=scores.device)
                 own = first + torch.arange(queries, device=scores.device)
                 scores.masked_fill_(column[None] > own[:, None], -torch.inf)
             return
-        part = mask[..., begin - self.seen.begin : end - self.seen.begin]
-        part = part[self.rows] if part.shape[0] > 1 else part
-        if part.shape[1] > 1:
-            part = part[:, self.query_heads].unflatten(1, (scores.shape[1], self.ratio))
-        else:
-            part = part[:, :, None]
+        part = self.part.mask(mask[..., begin - self.part.seen.begin : end - self.part.seen.begin])
+        part = part[:, :, None] if part.shape[1] == 1 else part.unflatten(1, (scores.shape[1], self.part.ratio))
         if part.dtype == torch.bool:
             scores.masked_fill_(~part, -torch.inf)
         else:
@@ -154,7 +123,7 @@ class _Part(NamedTuple):
         """`[kv_heads, ratio * queries, 1]`."""
         if scoring.sinks is None:
             return None
-        sinks = scoring.sinks[self.query_heads].to(dtype).unflatten(0, (-1, self.ratio))
+        sinks = scoring.sinks[self.part.query_heads].to(dtype).unflatten(0, (-1, self.part.ratio))
         return sinks[:, :, None].expand(-1, -1, queries).flatten(1)[:, :, None]
 
 
@@ -185,10 +154,3 @@ class _RunningSoftmax:
     def output(self) -> Tensor:
         """Zero for a query that may look at nothing, as padding does."""
         return self._sums / torch.where(self._total == 0, 1.0, self._total)
-
-
-def picked_rows(numbers: Sequence[int], count: int, device: torch.device) -> Tensor | slice:
-    """Index of an axis; a slice where all are taken in order, which copies nothing."""
-    if tuple(numbers) == tuple(range(count)):
-        return slice(None)
-    return torch.tensor(tuple(numbers), device=device)
