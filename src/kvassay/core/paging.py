@@ -104,13 +104,13 @@ def page_layout(spec: QuantSpec, kv_heads: int, dim: int, side: Side, tokens: in
     arrays = streams(spec, kv_heads, dim)
     for stream in arrays:
         if stream.heads == kv_heads:
-            region = Region(stream, tile, False, _order(stream, spec, side, page))
+            region = Region(stream, tile, shared=False, order=_order(stream, spec, side, page))
             tile = _aligned(tile + blocks * region.block_nbytes)
             regions.append(region)
     end = kv_heads * tile
     for stream in arrays:
         if stream.heads != kv_heads:
-            region = Region(stream, end, True, _order(stream, spec, side, page))
+            region = Region(stream, end, shared=True, order=_order(stream, spec, side, page))
             end = _aligned(end + blocks * region.block_nbytes)
             regions.append(region)
     return PageLayout(page, spec.tokens_per_block, kv_heads, tuple(regions), tile, end)
