@@ -33,7 +33,7 @@ def test_a_missing_module_is_said_with_the_way_out(without_module: None) -> None
     assert native_state().instruction_sets == ()
     assert "install g++" in (native_state().missing or "")
     assert kernels_line().startswith("kernels: none, attention reads pages in torch; kvassay was installed without")
-    with pytest.raises(KernelError, match="pip install --force-reinstall"):
+    with pytest.raises(KernelError, match="--force-reinstall"):
         native_module()
 
 

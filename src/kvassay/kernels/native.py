@@ -15,7 +15,7 @@ INSTRUCTION_SET_VARIABLE = "KVASSAY_INSTRUCTION_SET"
 
 _MISSING = (
     "kvassay was installed without its compiled module, as happens where there is no C++ compiler; install g++ (or "
-    "clang++) and run `pip install --force-reinstall --no-cache-dir --no-deps kvassay`"
+    "clang++) and install kvassay again, with pip's --force-reinstall --no-cache-dir --no-deps"
 )
 
 
