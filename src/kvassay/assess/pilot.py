@@ -1,113 +1,84 @@
-"""The pilot: a few documents and items that fix static scales, tell the spread, and time the run.
+"""The pilot: a few units of every level that fix static scales, tell the spread, and time the run.
 
 Its rows are never part of the verdict: planning from the data that is then judged would bias the judgement.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from kvassay.assess.arms import PlannedArm
 from kvassay.assess.document_rows import Calibrations
 from kvassay.assess.given_scales import GivenScales
-from kvassay.assess.measurement import Columns, Subject, Tally, measure_documents, measure_items
+from kvassay.assess.levels.base import Columns, Level, PilotRows, Subject, Tally
 from kvassay.assess.progress import Progress
-from kvassay.assess.workload import Workload, item_ids
 from kvassay.cache.cohorts import LayerCalibration
 from kvassay.core.calibration_policy import CalibrationPolicy, parse_policy
 from kvassay.core.contract import Contract
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 
-MOST_CALIBRATION_ITEMS = 4
-
-
-class DocumentMeans(NamedTuple):
-    """Means over one document's decode positions, in nats per token; `exceed_rate` is a share."""
-
-    kl_nats: float
-    exceed_rate: float | None
-    nll_delta_nats: float
-
-
-class PairedCounts(NamedTuple):
-    n: int
-    losses: int
-    gains: int
+MOST_CALIBRATION_UNITS = 4
+"""Of a level without documents; documents of the pilot are all used."""
 
 
 class Pilot(NamedTuple):
     calibrations: Calibrations
     calibration_sources: dict[str, str]
-    documents: dict[str, list[DocumentMeans]]
-    """By arm, one entry a pilot document."""
-    items: dict[str, PairedCounts]
-    seconds_per_document: float
-    seconds_per_item: float
+    rows: Mapping[str, PilotRows]
+    """By level, then by table."""
+    seconds_per_unit: Mapping[str, float]
+    """By level."""
 
 
 def run_pilot(
     contract: Contract,
-    scorer: DecodeScorer,
-    tokenizer: PreTrainedTokenizerBase,
-    arms: Sequence[PlannedArm],
-    workload: Workload,
+    subject: Subject,
+    levels: Sequence[Level],
     progress: Progress,
     given: GivenScales | None = None,
 ) -> Pilot:
-    """Calibrate what needs it and has no `given` scales, then measure documents and items under all arms."""
-    progress.stage("pilot", len(workload.pilot_documents) + len(workload.pilot_items))
+    """Calibrate what needs it and has no `given` scales, then measure the pilot's units under all arms."""
+    progress.stage("pilot", sum(len(level.pilot_units) for level in levels))
     known = {} if given is None else given.calibrations
     policy = parse_policy(contract.inference.calibration)
-    measured = _calibrate(scorer, [arm for arm in arms if arm.name not in known], workload, policy)
+    measured = _calibrate(subject.scorer, [arm for arm in subject.arms if arm.name not in known], levels, policy)
     calibrations = {**measured, **known}
-    subject = Subject(scorer, tokenizer, tuple(arms), calibrations, contract.subject.reference_kv)
-    documents: dict[str, list[DocumentMeans]] = defaultdict(list)
-    counts: dict[str, PairedCounts] = {}
-
-    def on_tokens(columns: Columns) -> None:
-        documents[columns["arm"][0]].append(_means(columns, contract))
-
-    def on_items(columns: Columns) -> None:
-        for arm, before, after in zip(
-            columns["arm"], columns["reference_correct"], columns["candidate_correct"], strict=True
-        ):
-            seen = counts.get(arm, PairedCounts(0, 0, 0))
-            counts[arm] = PairedCounts(
-                seen.n + 1, seen.losses + (before and not after), seen.gains + (after and not before)
-            )
-
-    tally = Tally()
-    prompt = contract.text.prompt_tokens
-    document_seconds = measure_documents(subject, workload.pilot_documents, prompt, on_tokens, tally, progress)
-    item_seconds = measure_items(subject, workload.pilot_items, on_items, tally, progress)
+    subject = subject._replace(calibrations=calibrations, tally=Tally())
+    rows: dict[str, PilotRows] = {}
+    seconds: dict[str, float] = {}
+    for level in levels:
+        found: defaultdict[str, list[Columns]] = defaultdict(list)
+        began = time.monotonic()
+        for unit in level.pilot_units:
+            level.measure(subject, unit, lambda table, columns, found=found: found[table].append(columns), pilot=True)
+            progress.step()
+        rows[level.name] = found
+        seconds[level.name] = (time.monotonic() - began) / max(1, len(level.pilot_units))
     return Pilot(
         calibrations=calibrations,
         calibration_sources={
             **{name: _source(scales) for name, scales in measured.items()},
             **({} if given is None else dict.fromkeys(known, given.source)),
         },
-        documents=dict(documents),
-        items=counts,
-        seconds_per_document=document_seconds / max(1, len(workload.pilot_documents)),
-        seconds_per_item=item_seconds / max(1, len(workload.pilot_items)),
+        rows=rows,
+        seconds_per_unit=seconds,
     )
 
 
 def _calibrate(
-    scorer: DecodeScorer, arms: Sequence[PlannedArm], workload: Workload, policy: CalibrationPolicy
+    scorer: DecodeScorer, arms: Sequence[PlannedArm], levels: Sequence[Level], policy: CalibrationPolicy
 ) -> dict[str, dict[int, LayerCalibration]]:
     needing = [arm for arm in arms if any(spec.needs_calibration for spec in arm.kv_format.specs)]
     if not needing:
         return {}
-    sequences = [document.token_ids for document in workload.pilot_documents] or [
-        item_ids(item) for item in workload.pilot_items[:MOST_CALIBRATION_ITEMS]
-    ]
-    references = [scorer.reference(torch.tensor(token_ids)) for token_ids in sequences]
+    level = levels[0]
+    units = level.pilot_units if level.name == "documents" else level.pilot_units[:MOST_CALIBRATION_UNITS]
+    references = [scorer.reference(torch.tensor(level.token_ids(unit))) for unit in units]
     return {arm.name: scorer.calibrate(arm.kv_format, references, policy) for arm in needing}
 
 
@@ -115,15 +86,3 @@ def _source(scales: Any) -> str:
     """All layers are calibrated on the same tokens, so any side tells."""
     layer: LayerCalibration = next(iter(scales.values()))
     return next(side.source for sides in layer for side in sides if side is not None)
-
-
-def _means(columns: Columns, contract: Contract) -> DocumentMeans:
-    kl = torch.tensor(columns["kl_nats"], dtype=torch.float64)
-    reference = torch.tensor(columns["nll_reference_nats"], dtype=torch.float64)
-    candidate = torch.tensor(columns["nll_candidate_nats"], dtype=torch.float64)
-    exceed = contract.fidelity.kl_exceed
-    return DocumentMeans(
-        kl_nats=float(kl.mean()),
-        exceed_rate=None if exceed is None else float((kl > exceed.tau_nats).double().mean()),
-        nll_delta_nats=float((candidate - reference).mean()),
-    )

@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 import torch
 
 from kvassay.assess.arms import PlannedArm, planned_arms
-from kvassay.assess.document_rows import DocumentPasses, TokenRows
 from kvassay.assess.engagement_check import check_engagement
 from kvassay.assess.environment import environment_record, peak_rss_nbytes
-from kvassay.assess.examples import WorstExamples
 from kvassay.assess.given_scales import read_given_scales
-from kvassay.assess.measurement import Subject, Tally, measure_documents, measure_items
-from kvassay.assess.numeric_level import tensor_rows
+from kvassay.assess.levels.base import Columns, Level, Subject, Tally
+from kvassay.assess.levels.documents import check_text_length
+from kvassay.assess.levels.drawn import drawn_levels
 from kvassay.assess.pilot import Pilot, run_pilot
 from kvassay.assess.planning import plan_record
 from kvassay.assess.progress import Progress, Silent
 from kvassay.assess.real_ledgers import allocated_ledger
-from kvassay.assess.workload import Workload, item_ids, prepare_workload
 from kvassay.core.contract import Contract
+from kvassay.core.digest import sha256_json
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import predict_ledger
@@ -41,7 +40,6 @@ from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import ArmLedgers
 from kvassay.pack.writer import PackWriter
 from kvassay.report import chart_specs, headline, render_report
-from kvassay.workloads.excerpts import TokenDocument
 
 
 class Assessment(NamedTuple):
@@ -120,60 +118,43 @@ class _Run:
         with _timed(self._seconds, "load"):
             self._loaded = load_model(self._model_name, announce=self._progress.note)
             self._check_subject(self._loaded)
-            self._workload: Workload = prepare_workload(self._contract, self._loaded.tokenizer)
-            self._check_lengths(self._loaded)
+            self._levels: tuple[Level, ...] = drawn_levels(self._contract, self._loaded.tokenizer)
+            for level in self._levels:
+                level.check_lengths(self._loaded.geometry.max_context, self._model_name)
             self._scorer = DecodeScorer(
                 self._loaded.model, self._loaded.geometry, self._contract.inference.prefill_reads
             )
-        with _timed(self._seconds, "pilot"):
-            self._pilot: Pilot = run_pilot(
-                self._contract,
+            subject = Subject(
+                self._loaded.model,
                 self._scorer,
                 self._loaded.tokenizer,
                 self._arms,
-                self._workload,
-                self._progress,
-                self._scales,
+                {},
+                self._contract.subject.reference_kv,
+                self._tally,
             )
-        self.plan = plan_record(self._contract, self._arms, self._pilot, self._workload)
-        self._subject = Subject(
-            self._scorer,
-            self._loaded.tokenizer,
-            self._arms,
-            self._pilot.calibrations,
-            self._contract.subject.reference_kv,
-        )
+        with _timed(self._seconds, "pilot"):
+            self._pilot: Pilot = run_pilot(self._contract, subject, self._levels, self._progress, self._scales)
+        self.plan = plan_record(self._contract, self._arms, self._pilot, self._levels)
+        self._subject = subject._replace(calibrations=self._pilot.calibrations)
 
     def measure(self, pack: PackWriter) -> None:
         pack.write_plan(self.plan)
-        contract, workload = self._contract, self._workload
-        examples = WorstExamples(self._scorer, self._subject.tokenizer)
-        first = True
+        append = {"tokens": pack.append_tokens, "items": pack.append_items, "tensors": pack.append_tensors}
 
-        def on_document(document: TokenDocument, passes: DocumentPasses, rows: list[TokenRows]) -> None:
-            nonlocal first
-            examples.offer(passes, rows, document.id)
-            if first:
-                pack.append_tensors(
-                    tensor_rows(self._scorer, passes, document.id, self._arms, self._subject.calibrations)
-                )
-                first = False
+        def sink(table: str, columns: Columns) -> None:
+            append[table](columns)
 
-        if workload.documents:
-            self._progress.stage("documents", len(workload.documents))
-            prompt = contract.text.prompt_tokens
-            self._seconds["documents"] = measure_documents(
-                self._subject, workload.documents, prompt, pack.append_tokens, self._tally, self._progress, on_document
-            )
-        if workload.items:
-            self._progress.stage("recall items", len(workload.items))
-            self._seconds["items"] = measure_items(
-                self._subject, workload.items, pack.append_items, self._tally, self._progress
-            )
+        for level in self._levels:
+            self._progress.stage(level.words, len(level.units))
+            with _timed(self._seconds, level.name):
+                for unit in level.units:
+                    level.measure(self._subject, unit, sink)
+                    self._progress.step()
         with _timed(self._seconds, "ledgers"):
             self._ledgers = self._measure_ledgers()
         pack.write_ledgers(self._ledgers)
-        pack.write_subject(self._subject_record(examples))
+        pack.write_subject(self._subject_record())
 
     def judge(self, pack: PackWriter) -> Verdicts:
         arms = [self._arm_record(arm) for arm in self._arms]
@@ -219,12 +200,7 @@ class _Run:
         for arm in self._arms:
             check_serves(arm.kv_format, geometry)
         check_engagement(self._contract, self._arms)
-        length = self._contract.text.prompt_tokens + self._contract.text.scored_tokens
-        if self._contract.has_fidelity and geometry.max_context is not None and length > geometry.max_context:
-            raise ContractError(
-                f"text.prompt_tokens + text.scored_tokens is {length}, {self._model_name} has a context of "
-                f"{geometry.max_context} tokens"
-            )
+        check_text_length(self._contract, geometry.max_context, self._model_name)
         return geometry
 
     def _check_subject(self, loaded: LoadedModel) -> None:
@@ -236,30 +212,14 @@ class _Run:
             if expected is not None and expected != found:
                 raise ModelError(f"subject.{what} of the contract is {expected}, the model has {found}")
 
-    def _check_lengths(self, loaded: LoadedModel) -> None:
-        """Refuse items beyond the model's context: some models fail there, and others answer nonsense without a word.
-
-        How long an item is depends on the tokenizer; the length of a text is the contract's and was checked before.
-        """
-        context = loaded.geometry.max_context
-        items = (*self._workload.pilot_items, *self._workload.items)
-        longest = max((len(item_ids(item)) for item in items), default=0)
-        if context is not None and longest > context:
-            lines = self._contract.task["recall"].context_lines
-            raise ContractError(
-                f"task.recall: items with context_lines = {lines} have up to {longest} tokens, "
-                f"{self._model_name} has a context of {context} tokens; at most about "
-                f"{max(1, lines * context // longest)} lines fit"
-            )
-
     def _measure_ledgers(self) -> dict[str, ArmLedgers]:
         """Computed beside allocated, at the length of one text document, or of the longest item without text."""
         assert self._loaded is not None, "prepare comes first"
-        sequences = [document.token_ids for document in self._workload.documents[:1]] or [
-            max((item_ids(item) for item in self._workload.items), key=len)
-        ]
-        reference = self._scorer.reference(torch.tensor(sequences[0]))
-        tokens = len(sequences[0])
+        level = self._levels[0]
+        units = level.units[:1] if level.name == "documents" else level.units
+        token_ids = max((level.token_ids(unit) for unit in units), key=len)
+        reference = self._scorer.reference(torch.tensor(token_ids))
+        tokens = len(token_ids)
         ledgers = {}
         for arm in self._arms:
             calibration = self._subject.calibrations.get(arm.name)
@@ -286,10 +246,9 @@ class _Run:
             encoded_values=self._tally.encoded[arm.name],
         )
 
-    def _subject_record(self, examples: WorstExamples) -> dict[str, Any]:
+    def _subject_record(self) -> dict[str, Any]:
         assert self._loaded is not None, "prepare comes first"
         loaded, contract = self._loaded, self._contract
-        recall = contract.task.get("recall")
         return {
             "model": {
                 "name": self._model_name,
@@ -310,14 +269,12 @@ class _Run:
                 "prefill_reads": contract.inference.prefill_reads,
             },
             "geometry": loaded.geometry.model_dump(mode="json"),
-            **self._workload.to_json(contract.text.prompt_tokens),
-            "task": {
-                "recall": None
-                if recall is None
-                else {"items": recall.items, "context_lines": recall.context_lines, "seed": contract.inference.seed}
-            },
+            "corpus": None,
+            "items_sha256": sha256_json([]),
+            "task": {"recall": None},
+            **{key: value for level in self._levels for key, value in level.to_json().items()},
             "scales": None if self._scales is None else self._scales.record,
-            "examples": examples.to_json(),
+            "examples": [example for level in self._levels for example in level.examples_json()],
         }
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvassay.core.contract import Contract, TextWorkload
+from kvassay.core.clauses.fidelity import TextWorkload
+from kvassay.core.contract import Contract
 from kvassay.core.recall_rule import RecallDraw, recall_draw
 from kvassay.judge.rows import ALL, Floats, Integers, ItemRows, ItemTable, TokenRows, TokenTable
 from kvassay.judge.wording import listed

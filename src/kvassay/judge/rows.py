@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvassay.core.recall_rule import is_right
 from kvassay.core.records import ITEM_COLUMNS, TOKEN_COLUMNS
+from kvassay.core.slices import ALL, slice_labels
 from kvassay.errors import PackError
 
 ArrowTable: TypeAlias = Any
@@ -23,8 +24,6 @@ ArrowTable: TypeAlias = Any
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-ALL = "all"
-"""Name of the slice that holds every row."""
 
 
 class TokenRows(NamedTuple):
@@ -110,6 +109,17 @@ class ItemTable(NamedTuple):
     expected: tuple[str | None, ...]
     arms: dict[tuple[str, str], ItemRows]
     """By task and arm; those that have rows."""
+
+
+def rows_in_slice(cells: Sequence[str], codes: Integers, label: str) -> NDArray[np.bool_]:
+    """Which rows carry a label; `cells` are a table's slice cells and `codes` each row's place among them."""
+    holding = np.array([label in slice_labels(cell) for cell in cells], dtype=np.bool_)
+    return holding[codes]
+
+
+def labels_of(cells: Sequence[str]) -> list[str]:
+    """Labels of a table's slice cells in sorted order, but for the one that every row has."""
+    return sorted({label for cell in cells for label in slice_labels(cell)} - {ALL})
 
 
 def read_tokens(table: ArrowTable, arms: Sequence[str]) -> TokenTable:

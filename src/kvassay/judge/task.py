@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvassay.core.contract import Contract, TaskBound
+from kvassay.core.clauses.tasks import TaskBound
+from kvassay.core.contract import Contract
 from kvassay.core.records import ClauseVerdict, Outcome
+from kvassay.core.slices import ALL
 from kvassay.judge.judged import JudgedClause
-from kvassay.judge.rows import ALL, ItemRows, ItemTable
+from kvassay.judge.rows import ItemRows, ItemTable, labels_of, rows_in_slice
 from kvassay.judge.wording import figure, finite, first_fault, level_percent
 from kvassay.stats.binary import PairedBinary, paired_noninferiority
 
@@ -19,11 +21,11 @@ def task_clauses(
 ) -> Iterator[JudgedClause]:
     """Over all items, then for each slice: those that the contract names decide, others are descriptive."""
     yield _judge(contract, task, bound, ALL, rows, faults)
-    found = [name for name in table.slices if name != ALL] if len(table.slices) > 1 else []
+    found = labels_of(table.slices) if len(table.slices) > 1 else []
     for name in (*bound.slices, *(name for name in found if name not in bound.slices)):
         if name == ALL:
             continue
-        part = rows.take(rows.slice == table.slices.index(name)) if rows is not None and name in table.slices else None
+        part = None if rows is None else rows.take(rows_in_slice(table.slices, rows.slice, name))
         if part is not None and not part.size:
             part = None
         if part is not None or name in bound.slices:

@@ -1,0 +1,1 @@
+"""Sections of a contract, one file a level."""
