@@ -117,7 +117,7 @@ def plan_documents(
             low = middle
         else:
             high = middle
-    return DocumentsPlan(high, by_formula)
+    return DocumentsPlan(max(high, by_formula), by_formula)
 
 
 def documents_power(documents: int, mean: float, variation: float, limit: float, alpha: float = 0.05) -> float:
