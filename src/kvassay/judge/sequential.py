@@ -138,9 +138,7 @@ def _settled(
     every, breached = np.ones(len(looks), dtype=np.bool_), np.zeros(len(looks), dtype=np.bool_)
     for name in slices:
         inside = paired.members[name]
-        for_met, for_breached = (
-            np.maximum.accumulate(path) for path in wealths(paired.differences[inside], margin)
-        )
+        for_met, for_breached = (np.maximum.accumulate(path) for path in wealths(paired.differences[inside], margin))
         met_at, breached_at = _first(for_met, 1 / alpha), _first(for_breached, 1 / alpha)
         met = (for_met >= formats / alpha) & (met_at < breached_at)
         lost = (for_breached >= clauses / alpha) & (breached_at < met_at)

@@ -72,7 +72,9 @@ def _judge(
         "descriptive_mcnemar_p": mcnemar_mid_p(losses, gains),
     }
     if contract.inference.design == "sequential":
-        return _judge_sequential(contract, task, bound, slice_name, in_run_order(contexts, rows)).with_details(**details)
+        return _judge_sequential(contract, task, bound, slice_name, in_run_order(contexts, rows)).with_details(
+            **details
+        )
     result = paired_noninferiority(rows.size, losses, gains, bound.margin, contract.inference.alpha)
     outcome, reason = _decide(contract, task, bound, slice_name, result, accuracy)
     clause = _clause(task, bound, slice_name, outcome, reason, result, rows.size)
@@ -88,9 +90,7 @@ def _judge(
     )
 
 
-def _judge_sequential(
-    contract: Contract, task: str, bound: TaskBound, slice_name: str, rows: ItemRows
-) -> JudgedClause:
+def _judge_sequential(contract: Contract, task: str, bound: TaskBound, slice_name: str, rows: ItemRows) -> JudgedClause:
     """`rows` are in the order of the run."""
     result = sequential_pairs(differences_of(rows), bound.margin, contract.inference.alpha)
     accuracy = reference_accuracy(rows)

@@ -61,9 +61,12 @@ class SequentialPairs(NamedTuple):
 
 def wealth(gains: Floats, worst: float) -> Floats:
     """Wealth after each of the rounds `[n]`; `gains` >= −worst are fair or unfavourable under the hypothesis."""
-    stakes = (FRACTIONS / worst)[:, None]
+    # Bet by bet: how numpy adds along an axis depends on the array's shape, and with it the last bit.
+    total = np.zeros(len(gains), dtype=np.float64)
     with np.errstate(over="ignore"):
-        return np.cumprod(1 + stakes * gains[None, :], axis=1).sum(axis=0) / _BETS
+        for fraction in FRACTIONS.tolist():
+            total += np.cumprod(1 + fraction / worst * gains)
+    return total / _BETS
 
 
 def wealths(differences: Differences, margin: float) -> tuple[Floats, Floats]:

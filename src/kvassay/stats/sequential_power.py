@@ -41,9 +41,7 @@ def plan_sequential(
         )
     times = decision_times(margin, discordance, delta, alpha, breached=delta + margin <= 0)
     rank, middle = max(1, round(power * _RUNS)), _RUNS // 2
-    return SequentialPlan(
-        float(np.mean(times <= min(pairs, MOST_PAIRS))), _within(times, rank), _within(times, middle)
-    )
+    return SequentialPlan(float(np.mean(times <= min(pairs, MOST_PAIRS))), _within(times, rank), _within(times, middle))
 
 
 @lru_cache(maxsize=256)
