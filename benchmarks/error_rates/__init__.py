@@ -1,7 +1,7 @@
 """Error rates of every kind of clause, by simulated contracts whose truth lies exactly on the limit.
 
-Each case draws the rows of one arm and has them judged by the function that the judge itself calls. `rates` counts wrong
-MET and wrong BREACHED; both are errors, since on the limit neither may be said in more than alpha of the runs.
+Each case draws the rows of one arm and has them judged by the function that the judge itself calls. `rates` counts
+wrong MET and wrong BREACHED; both are errors, since on the limit neither may be said in more than alpha of the runs.
 """
 
 from __future__ import annotations

@@ -24,15 +24,16 @@ ITEMS, MOST_ITEMS, DOCUMENTS = 150, 300, 24
 
 INTRO = """# Gate certificate
 
-How often is a verdict wrong on real differences whose truth is known? Written by `python -m benchmarks.gate_certificate`
-from [vectors.json](../../benchmarks/gate_certificate/vectors.json), which `{command}` made in one run of {model}
-(revision `{revision}`): the sum of KL of {documents} documents of {tokens} scored tokens, and what {items} recall items
-gained or lost, under {formats}.
+How often is a verdict wrong on real differences whose truth is known? `python -m benchmarks.gate_certificate`
+writes this page from [vectors.json](../../benchmarks/gate_certificate/vectors.json), which
+`{command}` made in one run of {model}, revision
+`{revision}`: the sum of KL of {documents} documents of {tokens} scored tokens,
+and what {items} recall items gained or lost, under {formats}.
 
 Truth is injected: items or documents are drawn with replacement from a real vector, then answers are flipped at random,
 or documents scaled, so that the true loss lies where a row says. The judge's own functions judge every resample.
-MET is wrong where the truth is on the limit or outside it, BREACHED where it is on the limit or inside; wrong shares are bold.
-Shares are in percent of {runs} resamples, with 95% Clopper-Pearson intervals, at a nominal 5%.
+MET is wrong where the truth is on the limit or outside it, BREACHED where it is on the limit or inside; wrong shares
+are bold. Shares are in percent of {runs} resamples, with 95% Clopper-Pearson intervals, at a nominal 5%.
 
 What this does not show: a vector of {documents} documents holds no tail heavier than its heaviest document, so
 [statistics.md](statistics.md) adds simulated families; and other models, texts and formats have other vectors.

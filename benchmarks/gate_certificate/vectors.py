@@ -1,4 +1,4 @@
-"""Make the difference vectors of the gate certificate from one real run: `python -m benchmarks.gate_certificate.vectors`.
+"""Make the difference vectors from one real run: `python -m benchmarks.gate_certificate.vectors`.
 
 A few minutes on a CPU. Writes `vectors.json`: by format the sum of KL of every document, and by recall item whether
 the answer was gained (+1), lost (−1) or kept (0) against the full-precision cache.

@@ -10,8 +10,8 @@
 8. inconclusive and breached                                        -> never one exit code
 9. a breached run                                                   -> never exits 0
 
-Further ones that statistics invite: stopping when it looks good, peeking, a zero-wide interval of no event, a bound that
-takes tokens for independent, a heavy tail that two dozen documents do not show.
+Further ones that statistics invite: stopping when it looks good, peeking, a zero-wide interval of no event, a bound
+that takes tokens for independent, a heavy tail that two dozen documents do not show.
 
 Most are tested where their subject is; `WHERE` names them. Those that have no other home are below.
 """
@@ -119,7 +119,7 @@ def test_false_pass_nothing_measured_reads_as_nothing_lost():
 
 
 def test_false_pass_peeking_with_a_fixed_n_test():
-    """A look every 50 of 500 items at the margin: a fixed-n bound says MET in far more than 5% of runs, wealth does not."""
+    """A look every 50 of 500 items at the margin: a fixed-n bound says MET far too often, wealth does not."""
     rng, margin, runs = np.random.default_rng(4), 0.05, 400
     loss = (0.2 + margin) / 2
     uniform = rng.random((runs, 500))

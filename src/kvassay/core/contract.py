@@ -79,8 +79,8 @@ class Contract(Section):
             raise ValueError('inference.design is "sequential" and there is no [task.*] to look at; use "fixed"')
         if fixed := [name for name in self.clause_names if name.partition(".")[0] not in SEQUENTIAL_LEVELS]:
             raise ValueError(
-                f'inference.design is "sequential", which {", ".join(fixed)} cannot follow: a mean of unbounded figures '
-                'has no bound that holds at every look; put these clauses in a contract of their own with design "fixed"'
+                f'inference.design is "sequential", which {", ".join(fixed)} cannot follow: only paired tasks have a '
+                'bound that holds at every look; put these clauses in a contract of their own with design "fixed"'
             )
         return self
 

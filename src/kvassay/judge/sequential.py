@@ -103,7 +103,8 @@ def _stop_reasons(
     for arm, found in ordered.items():
         numbers = item_numbers(table.contexts, found.context)
         if not np.array_equal(numbers, np.arange(begin, begin + scored)):
-            yield f"sequential design: {arm!r} does not hold the first {scored} items in the contract's order, each once"
+            order = "in the contract's order, each once"
+            yield f"sequential design: {arm!r} does not hold the first {scored} items {order}"
             return
     matter = {
         name: (role, _paired(contract, task, table, ordered[name]))

@@ -1,10 +1,10 @@
 """Paired non-inferiority that may be looked at after every pair: a betting e-process.
 
-With d_t = +1 for a gain, −1 for a loss and 0 else, bet against delta <= −m: wealth E_n = Π(1 + lambda_t·(d_t + m)) with
-predictable lambda_t in [0, 1/(1 − m)) is a nonnegative supermartingale under that hypothesis, whatever the discordance,
-so it ever reaches 1/alpha with a chance of at most alpha (Ville's inequality). MET when it does; BREACHED when the mirror
-image, which bets on −(d_t + m) with lambda_t in [0, 1/(1 + m)), does first. I. Waudby-Smith and A. Ramdas, Journal of the
-Royal Statistical Society B 86 (2024) 1-27.
+With d_t = +1 for a gain, −1 for a loss and 0 else, bet against delta <= −m: wealth E_n = Π(1 + lambda_t·(d_t + m))
+with predictable lambda_t in [0, 1/(1 − m)) is a nonnegative supermartingale under that hypothesis, whatever the
+discordance, so it ever reaches 1/alpha with a chance of at most alpha (Ville's inequality). MET when it does; BREACHED
+when the mirror image, which bets on −(d_t + m) with lambda_t in [0, 1/(1 + m)), does first. I. Waudby-Smith and
+A. Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27.
 
 The bet is Cover's: capital is spread over fixed fractions of the largest lambda, which are the nodes of the arcsine
 law (the Dirichlet(1/2) portfolio of T. Cover and E. Ordentlich, IEEE Transactions on Information Theory 42 (1996)

@@ -1,10 +1,10 @@
 """Paired permutation test of a mean over clusters: descriptive beside a verdict.
 
 If reference and candidate were exchangeable within a document, every document's difference could as well have the
-other sign. The p value is the share of sign changes whose mean lies at least as far from zero (R. A. Fisher, The Design of
-Experiments, 1935, section 21). All 2^D are enumerated up to 16 documents; beyond, seeded draws stand for them, and
-the observed signs count as one (B. Phipson and G. Smyth, Statistical Applications in Genetics and Molecular Biology 9
-(2010) 39), so that p is never zero. It asks whether anything changed at all; no verdict rests on it.
+other sign. The p value is the share of sign changes whose mean lies at least as far from zero (R. A. Fisher, The
+Design of Experiments, 1935, section 21). All 2^D are enumerated up to 16 documents; beyond, seeded draws stand for
+them, and the observed signs count as one, so that p is never zero (B. Phipson and G. Smyth, Statistical Applications
+in Genetics and Molecular Biology 9 (2010) 39). It asks whether anything changed at all; no verdict rests on it.
 """
 
 from __future__ import annotations

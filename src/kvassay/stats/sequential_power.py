@@ -1,7 +1,7 @@
 """Power and expected length of the sequential design, by simulation of its own e-process.
 
-There is no closed form: the wealth of a mixture of bets has none. Seeded runs with the discordance and difference that are
-expected tell after how many pairs the deserved side reaches 1/alpha first.
+There is no closed form: the wealth of a mixture of bets has none. Seeded runs with the discordance and difference that
+are expected tell after how many pairs the deserved side reaches 1/alpha first.
 """
 
 # pyright: reportMissingTypeStubs=false

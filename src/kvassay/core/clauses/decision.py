@@ -34,7 +34,7 @@ class Inference(Section):
     alpha: Alpha = 0.05
     power: Power = 0.8
     design: Literal["fixed", "sequential"] = "fixed"
-    """`sequential` looks at the evidence during the run and stops once nothing can change a verdict; for tasks alone."""
+    """`sequential` looks at the evidence in the run and stops once nothing can change a verdict; for tasks alone."""
     look_every: Count = Field(default=16, ge=1)
     """Units between two looks of the sequential design; part of its stopping rule. The fixed design never looks."""
     cluster: Literal["document"] = "document"
