@@ -12,7 +12,7 @@ too low in 6 to 11% of simulated runs of 20 to 24 skewed documents at a nominal 
 
 - The error of a one-sided bootstrap-t falls as 1/D (P. Hall, Annals of Statistics 16 (1988) 927-953), so the tail is
   read at a = alpha·(1 − 8/D). That mends documents whose logarithms have a standard deviation up to about 0.6.
-- Beyond, no resampling helps: a transformed, log-scale or double bootstrap draws from the same sample and errs 7 to
+- Beyond, no resampling helps: Hall's skewness-transformed t and a log-scale t draw from the same sample and err 7 to
   8% all the same. What a sample without its tail still shows is the spread of its logarithms. So where all document
   means are positive, the upper bound is not below the lognormal one (`lognormal`), nor has it to lie above the
   bootstrap-t's own bound at a fifth of the level: upper = max(bt(a), min(lognormal(alpha), bt(a/5))). The last keeps
