@@ -43,10 +43,12 @@ def simulated_power(documents: int, variation: float, ratio: float, alpha: float
     spreads = np.sqrt(np.maximum((deviations * deviations) @ weights / size - shifts * shifts, 1e-30) / (size - 1))
     level = bootstrap_level(alpha, size)
     if above:
-        return float(np.mean(means - _smallest(-shifts / spreads, level) * -se > ratio))
+        lower = means + _smallest(-shifts / spreads, level) * se
+        return float(np.count_nonzero(lower > ratio)) / _SAMPLES
     t = shifts / spreads
     upper, strict = (means - _smallest(t, share * level) * se for share in (1.0, STRICT_SHARE))
-    return float(np.mean(np.maximum(upper, np.minimum(strict, _lognormal_upper(values, alpha))) < ratio))
+    bounds = np.maximum(upper, np.minimum(strict, _lognormal_upper(values, alpha)))
+    return float(np.count_nonzero(bounds < ratio)) / _SAMPLES
 
 
 def _smallest(t: Floats, level: float) -> Floats:
