@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.error_rates import contract_of
+from benchmarks.error_rates import REPLICATES, contract_of
 from kvassay.core.records import Outcome
 from kvassay.judge.cluster_clauses import ClusterClause, ClusterRows, judge_clusters
 from kvassay.stats.binary import paired_noninferiority
+from kvassay.stats.cluster import cluster_bound
 from kvassay.stats.eprocess import wealths
 
 ALPHA = 0.05
@@ -75,3 +76,24 @@ def kl_cell(sums: np.ndarray, tokens: int, factor: float, documents: int, runs: 
         rows = ClusterRows(np.repeat(drawn, 2), np.repeat(np.arange(documents), 2))
         found.append(judge_clusters(contract_of(index), clause, rows).outcome)
     return Cell(factor * limit, limit, runs, found.count(Outcome.MET), found.count(Outcome.BREACHED))
+
+
+class HeavyCell(NamedTuple):
+    """On the limit: wrong MET, and whether the sample held the vector's heaviest document."""
+
+    runs: int
+    wrong: int
+    lacking: int
+    wrong_though_held: int
+
+
+def heavy_cell(sums: np.ndarray, documents: int, runs: int, seed: int) -> HeavyCell:
+    rng, limit = np.random.default_rng(seed), float(sums.mean())
+    wrong = lacking = though_held = 0
+    for index in range(runs):
+        places = rng.integers(0, len(sums), documents)
+        held = bool((places == int(np.argmax(sums))).any())
+        upper = cluster_bound(sums[places], np.ones(documents), limit, ALPHA, REPLICATES, index).upper
+        met = upper is not None and upper < limit
+        wrong, lacking, though_held = wrong + met, lacking + (not held), though_held + (met and held)
+    return HeavyCell(runs, wrong, lacking, though_held)

@@ -54,7 +54,7 @@ def vectors_of(content: PackContent) -> dict[str, Any]:
     return {
         "command": COMMAND,
         "model": MODEL,
-        "revision": content.subject["model"]["revision"],
+        "weights_sha256": content.subject["model"]["weights_sha256"],
         "contract_sha256": content.contract.sha256,
         "tokens_a_document": tokens.pop(),
         "kl_nats_sums": {
@@ -65,13 +65,25 @@ def vectors_of(content: PackContent) -> dict[str, Any]:
     }
 
 
+def rendered(vectors: dict[str, Any]) -> str:
+    """JSON with one line a vector."""
+
+    def members(value: dict[str, Any], indent: str) -> str:
+        inner = (
+            f"{indent} {json.dumps(key)}: {members(one, indent + ' ') if isinstance(one, dict) else json.dumps(one)}"
+            for key, one in value.items()
+        )
+        return "{\n" + ",\n".join(inner) + f"\n{indent}}}"
+
+    return members(vectors, "") + "\n"
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "pack"
         run_assessment(MODEL, parse_contract(CONTRACT), CONTRACT, out)
         vectors = vectors_of(read_pack(out))
-    lines = json.dumps(vectors, indent=1)
-    FILE.write_text(lines + "\n")
+    FILE.write_text(rendered(vectors))
 
 
 if __name__ == "__main__":
