@@ -3,40 +3,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "floats.h"
+
 namespace kvassay {
 namespace {
-
-std::uint32_t bits_of(float x) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-
-float float_of(std::uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-// Nearest even. Infinity for what does not fit.
-std::uint16_t to_float16(float x) {
-  const std::uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude >= 0x47800000u) return static_cast<std::uint16_t>(sign | 0x7C00u);
-  if (magnitude < 0x38800000u)  // subnormal: adding 0.5 leaves the bits that count at the end
-    return static_cast<std::uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3F000000u));
-  const std::uint32_t rebased = magnitude - 0x38000000u;
-  return static_cast<std::uint16_t>(sign | ((rebased + 0xFFFu + (rebased >> 13 & 1u)) >> 13));
-}
-
-float from_float16(std::uint16_t half) {
-  const float magnitude = float_of(static_cast<std::uint32_t>(half & 0x7FFFu) << 13) * 0x1p112f;
-  return float_of(bits_of(magnitude) | static_cast<std::uint32_t>(half & 0x8000u) << 16);
-}
-
-std::uint16_t to_bfloat16(float x) {
-  const std::uint32_t bits = bits_of(x);
-  return static_cast<std::uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
 
 // A scale or minimum as it is stored, rounded up or down where the type has 16 bits, so that no value saturates.
 struct Stored {
