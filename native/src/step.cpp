@@ -1,57 +1,9 @@
 #include "step.h"
 
-#include <cstring>
-
-#include "floats.h"
-
 namespace kvassay {
 namespace {
 
 std::size_t itemsize(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
-
-// `dim` values as floats.
-void widen(const std::uint8_t* from, FloatType type, int dim, float* to) {
-  if (type == FloatType::kFloat32) {
-    std::memcpy(to, from, static_cast<std::size_t>(dim) * 4);
-    return;
-  }
-  const auto* half = reinterpret_cast<const std::uint16_t*>(from);
-  if (type == FloatType::kFloat16)
-    for (int i = 0; i < dim; ++i) to[i] = from_float16(half[i]);
-  else
-    for (int i = 0; i < dim; ++i) to[i] = from_bfloat16(half[i]);
-}
-
-bool all_finite(const float* values, int dim) {
-  float all = 0;
-  for (int i = 0; i < dim; ++i) all += values[i] * 0.f;  // NaN where one is not finite
-  return all == 0.f;
-}
-
-// Rounds finite values in place to what a type of 16 bits holds and writes its bytes; false where one does not fit.
-template <FloatType kType>
-bool round_half(float* values, int dim, std::uint16_t* to) {
-  constexpr bool kIsFloat16 = kType == FloatType::kFloat16;
-  constexpr unsigned kInfinity = kIsFloat16 ? 0x7C00u : 0x7F80u;
-  bool fits = true;
-  for (int i = 0; i < dim; ++i) {
-    const std::uint16_t half = kIsFloat16 ? to_float16(values[i]) : to_bfloat16(values[i]);
-    fits &= (half & kInfinity) != kInfinity;
-    to[i] = half;
-    values[i] = kIsFloat16 ? from_float16(half) : from_bfloat16(half);
-  }
-  return fits;
-}
-
-bool narrow(float* values, FloatType type, int dim, std::uint8_t* to) {
-  if (!all_finite(values, dim)) return false;
-  auto* half = reinterpret_cast<std::uint16_t*>(to);
-  switch (type) {
-    case FloatType::kFloat16: return round_half<FloatType::kFloat16>(values, dim, half);
-    case FloatType::kBFloat16: return round_half<FloatType::kBFloat16>(values, dim, half);
-    default: std::memcpy(to, values, static_cast<std::size_t>(dim) * 4); return true;
-  }
-}
 
 // What a step writes for one side, worked out before anything is written: rows `[sequences, heads, row_nbytes]`.
 struct Rows {
@@ -72,8 +24,8 @@ bool work_out(const StepSide& side, const NewVectors& vectors, std::vector<float
     for (int head = 0; head < side.heads; ++head, ++index) {
       const std::ptrdiff_t element = sequence * vectors.sequence_stride + head * vectors.head_stride;
       float* values = scratch.data() + index * dim;
-      widen(vectors.data + element * static_cast<std::ptrdiff_t>(itemsize(vectors.type)), vectors.type, side.dim, values);
-      if (!narrow(values, side.kept, side.dim, rows.tail.data() + index * kept_nbytes)) return false;
+      widen_floats(vectors.data + element * static_cast<std::ptrdiff_t>(itemsize(vectors.type)), vectors.type, side.dim, values);
+      if (!round_floats(values, side.dim, side.kept, rows.tail.data() + index * kept_nbytes)) return false;
     }
   if (!side.is_coded) return true;
   rows.codes.resize(row_nbytes(side, side.codes));
@@ -82,7 +34,7 @@ bool work_out(const StepSide& side, const NewVectors& vectors, std::vector<float
     oldest.resize(count * kept_nbytes);
     read_rows(side.oldest.region, side.oldest.pages.data(), 1, side.sequences, side.oldest_place, 1, oldest.data());
     for (std::size_t i = 0; i < count; ++i)
-      widen(oldest.data() + i * kept_nbytes, side.kept, side.dim, scratch.data() + i * dim);
+      widen_floats(oldest.data() + i * kept_nbytes, side.kept, side.dim, scratch.data() + i * dim);
     if (side.grid) oldest.resize(row_nbytes(side, side.codes));
   } else if (!side.grid) {
     rows.codes.swap(rows.tail);

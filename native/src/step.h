@@ -10,8 +10,6 @@
 
 namespace kvassay {
 
-enum class FloatType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
-
 // New keys or values `[sequences, heads, dim]` as the model gives them; the last axis is dense.
 struct NewVectors {
   const std::uint8_t* data = nullptr;
