@@ -152,7 +152,10 @@ class QuantizedLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Held keys as the next query would read them, decoded anew each time; None before the first token."""
+        """Held keys as the next query would read them, decoded anew each time; None before the first token.
+
+        While past tokens are recorded, a sliding layer shows those that it still holds.
+        """
         return self._held("keys")
 
     @keys.setter
@@ -367,8 +370,11 @@ class QuantizedLayer(CacheLayerMixin):
     def _held(self, side: str) -> Tensor | None:
         if not self._cohorts:
             return None
-        _, offset = self.get_mask_sizes(0)
-        return self.read_columns(self.cohorts, side, self._dtype, offset, self.columns)
+        _, begin = self.get_mask_sizes(0)
+        if self.record_past:
+            # transformers' sliding layer shows what it recorded, so that a caller sees what a crop would bring back.
+            begin = min(begin, max(one.padding + store.first_token for one in self.cohorts for store in one.stores))
+        return self.read_columns(self.cohorts, side, self._dtype, begin, self.columns)
 
     def _first_cohorts(self, rows: int) -> tuple[Cohort, ...]:
         padding = self._left_padding or (0,) * rows
