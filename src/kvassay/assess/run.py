@@ -22,6 +22,7 @@ from kvassay.assess.pilot import Pilot, run_pilot
 from kvassay.assess.planning import plan_record
 from kvassay.assess.progress import Progress, Silent
 from kvassay.assess.real_ledgers import allocated_ledger
+from kvassay.assess.sequential_stop import SequentialStop
 from kvassay.core.contract import Contract
 from kvassay.core.digest import sha256_json
 from kvassay.core.geometry import CacheGeometry
@@ -142,15 +143,22 @@ class _Run:
         pack.write_plan(self.plan)
         append = {"tokens": pack.append_tokens, "items": pack.append_items, "tensors": pack.append_tensors}
 
-        def sink(table: str, columns: Columns) -> None:
-            append[table](columns)
-
         for level in self._levels:
+            stop = SequentialStop(self._contract, self._arms)
+
+            def sink(table: str, columns: Columns, stop: SequentialStop = stop) -> None:
+                append[table](columns)
+                stop.see(table, columns)
+
             self._progress.stage(level.words, len(level.units))
             with _timed(self._seconds, level.name):
-                for unit in level.units:
+                for done, unit in enumerate(level.units, 1):
                     level.measure(self._subject, unit, sink)
                     self._progress.step()
+                    if stop.reached and done < len(level.units):
+                        self._progress.note(f"{level.words}: settled after {done} of {len(level.units)}; the run stops")
+                        level.units = level.units[:done]  # what the record names as measured
+                        break
         with _timed(self._seconds, "ledgers"):
             self._ledgers = self._measure_ledgers()
         pack.write_ledgers(self._ledgers)

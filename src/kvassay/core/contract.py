@@ -27,6 +27,9 @@ SCHEMA = "kvassay.contract/1"
 
 MAX_CONTRACT_NBYTES = 1 << 20
 
+SEQUENTIAL_LEVELS = ("task", "bytes")
+"""Clauses that a sequential contract may have: paired binary ones, and what is counted and not sampled."""
+
 
 class Waiver(Section):
     """A clause that is knowingly not required, with its reason and the date it was granted."""
@@ -66,6 +69,19 @@ class Contract(Section):
                 raise ValueError(
                     f"text.documents is {self.text.documents}, fidelity.{clause} needs at least {bound.min_docs}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _design_serves_the_clauses(self) -> Contract:
+        if self.inference.design != "sequential":
+            return self
+        if not self.task:
+            raise ValueError('inference.design is "sequential" and there is no [task.*] to look at; use "fixed"')
+        if fixed := [name for name in self.clause_names if name.partition(".")[0] not in SEQUENTIAL_LEVELS]:
+            raise ValueError(
+                f'inference.design is "sequential", which {", ".join(fixed)} cannot follow: only paired tasks have a '
+                'bound that holds at every look; put these clauses in a contract of their own with design "fixed"'
+            )
         return self
 
     @property

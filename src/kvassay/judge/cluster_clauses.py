@@ -90,7 +90,7 @@ def _bound(
     else:
         sums, counts = document_sums(rows.values, rows.clusters)
         bound = cluster_bound(sums, counts, clause.limit, *settings)
-        method = "bootstrap-t"
+        method = "bootstrap-t, lognormal floor" if bound.floored else "bootstrap-t"
         effect = design_effect(rows.values, rows.clusters)
         details["degenerate"] = bound.degenerate
     details |= {

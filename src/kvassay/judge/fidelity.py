@@ -11,6 +11,8 @@ from kvassay.judge.cluster_clauses import ClusterClause, ClusterRows, Details, j
 from kvassay.judge.judged import JudgedClause
 from kvassay.judge.rows import Floats, TokenRows, TokenTable, labels_of, rows_in_slice
 from kvassay.judge.wording import figure
+from kvassay.stats.cluster import document_sums
+from kvassay.stats.permutation import sign_permutation_p
 
 NEGATIVE_KL_NATS = 1e-4
 """KL is never negative; single precision leaves about a millionth. Below minus this the value is wrong."""
@@ -53,13 +55,25 @@ def _judge(contract: Contract, clause: ClusterClause, rows: TokenRows | None, fa
         return judge_clusters(contract, clause, None)
     values = rows.nll_candidate_nats - rows.nll_reference_nats if clause.name == "nll_delta" else rows.kl_nats
     return judge_clusters(
-        contract, clause, ClusterRows(values, rows.document), [*faults, *_value_faults(clause, values)], _details(rows)
+        contract,
+        clause,
+        ClusterRows(values, rows.document),
+        [*faults, *_value_faults(clause, values)],
+        {**_details(rows), **_permutation(contract, clause, rows, values)},
     )
 
 
 def _details(rows: TokenRows) -> Details:
     agreement = rows.top1_agrees[~np.isnan(rows.top1_agrees)]
     return {"top1_agreement": float(np.count_nonzero(agreement)) / len(agreement) if len(agreement) else None}
+
+
+def _permutation(contract: Contract, clause: ClusterClause, rows: TokenRows, values: Floats) -> Details:
+    """Descriptive: of differences alone, since a KL is no difference of two sides that could change places."""
+    if clause.name != "nll_delta" or not np.all(np.isfinite(values)):
+        return {}
+    sums, counts = document_sums(values, rows.document)
+    return {"descriptive_permutation_p": sign_permutation_p(sums / counts, contract.inference.seed)}
 
 
 def _value_faults(clause: ClusterClause, values: Floats) -> Iterator[str]:

@@ -85,6 +85,11 @@ def item_faults(table: ItemTable, task: str, contract: Contract) -> Faults:
     return {arm: tuple(found) for arm, found in faults.items() if found}
 
 
+def joined(first: Faults, second: Faults) -> Faults:
+    """Faults of both kinds by arm."""
+    return {arm: (*first.get(arm, ()), *second.get(arm, ())) for arm in dict.fromkeys((*first, *second))}
+
+
 def _stride(table: TokenTable) -> int:
     return 1 + max(int(rows.position.max(initial=0)) for rows in table.arms.values())
 

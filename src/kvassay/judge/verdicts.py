@@ -11,9 +11,10 @@ from kvassay.core.records import Arm, FormatVerdict, Outcome, Role, Verdicts
 from kvassay.errors import PackError
 from kvassay.judge.arm_clauses import Evidence, JudgedArm, judge_arm
 from kvassay.judge.formats import Conclusion, conclude, format_verdict, format_verdicts, overall
-from kvassay.judge.pairing import item_faults, token_faults
+from kvassay.judge.pairing import item_faults, joined, token_faults
 from kvassay.judge.rows import ArrowTable, read_items, read_tokens
 from kvassay.judge.run_controls import RunControls
+from kvassay.judge.sequential import stop_faults
 
 
 def judge(
@@ -37,7 +38,10 @@ def judge(
         tokens=token_table,
         items=item_table,
         token_faults=token_faults(token_table, contract.text),
-        item_faults={task: item_faults(item_table, task, contract) for task in contract.task},
+        item_faults={
+            task: joined(item_faults(item_table, task, contract), stop_faults(contract, task, arms, item_table))
+            for task in contract.task
+        },
     )
     candidates, strangers = _candidates(contract, arms)
     others = sorted(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvassay.assess.arms import PlannedArm
 from kvassay.core.clauses.decision import Inference
 from kvassay.stats.planning import documents_power, pairs_power, plan_documents, plan_pairs
+from kvassay.stats.sequential_power import MOST_PAIRS, plan_sequential
 
 
 class PairedCounts(NamedTuple):
@@ -48,6 +49,8 @@ def pairs_entry(inference: Inference, arm: PlannedArm, clause: ClausePlan, count
     # Laplace's rule: a pilot of a few items that saw no discordance does not show that there is none.
     discordance = (counts.losses + counts.gains + 1) / (counts.n + 2)
     delta = (counts.gains - counts.losses) / (counts.n + 2)
+    if inference.design == "sequential":
+        return _sequential_entry(inference, arm, clause, discordance, delta, counts.n)
     plan = plan_pairs(margin, discordance, delta, inference.alpha, inference.power)
     inside, on_margin = margin + delta > 0, margin + delta == 0
     power = None if on_margin else pairs_power(clause.n_planned, margin, discordance, delta, inference.alpha)
@@ -57,6 +60,19 @@ def pairs_entry(inference: Inference, arm: PlannedArm, clause: ClausePlan, count
         f"{direction}; without any discordant pair {plan.undiscordant_exact}"
     )
     return _entry(arm, clause, delta, plan.pairs, power, assumption)
+
+
+def _sequential_entry(
+    inference: Inference, arm: PlannedArm, clause: ClausePlan, discordance: float, delta: float, pilot: int
+) -> dict[str, Any]:
+    margin = -clause.limit
+    plan = plan_sequential(clause.n_planned, margin, discordance, delta, inference.alpha, inference.power)
+    half = f"half of such runs decide within {plan.median}" if plan.median else f"few decide within {MOST_PAIRS}"
+    assumption = (
+        f"discordance {discordance:.2f}, difference {delta:+.2f} (pilot of {pilot}), towards "
+        f"{_towards(margin + delta > 0)}; a look every {inference.look_every} {clause.n_unit}, {half}"
+    )
+    return _entry(arm, clause, delta, plan.pairs, plan.power, assumption)
 
 
 def _entry(
