@@ -15,20 +15,22 @@ from kvassay.judge.rows import ItemRows, ItemTable, labels_of, rows_in_slice
 from kvassay.judge.wording import figure, finite, first_fault, level_percent
 from kvassay.stats.binary import PairedBinary, paired_noninferiority
 
+MEASURE = "teacher-forced"
+"""An answer is right if each of its tokens is the most likely one after the true ones before it. For a long answer this
+is more lenient than an answer that the model writes by itself, and it cannot tell whether that could be parsed."""
+
 
 def task_clauses(
     contract: Contract, task: str, bound: TaskBound, table: ItemTable, rows: ItemRows | None, faults: tuple[str, ...]
 ) -> Iterator[JudgedClause]:
     """Over all items, then for each slice: those that the contract names decide, others are descriptive."""
     yield _judge(contract, task, bound, ALL, rows, faults)
-    found = labels_of(table.slices) if len(table.slices) > 1 else []
-    for name in (*bound.slices, *(name for name in found if name not in bound.slices)):
-        if name == ALL:
-            continue
+    for name in (*bound.slices, *(name for name in labels_of(table.slices) if name not in bound.slices)):
         part = None if rows is None else rows.take(rows_in_slice(table.slices, rows.slice, name))
         if part is not None and not part.size:
             part = None
-        if part is not None or name in bound.slices:
+        # A slice that holds every row would be said twice.
+        if name in bound.slices or (part is not None and rows is not None and part.size < rows.size):
             yield _judge(contract, task, bound, name, part, faults)
 
 
@@ -52,6 +54,8 @@ def _judge(
     outcome, reason = _decide(contract, task, bound, slice_name, result, reference_accuracy(rows))
     clause = _clause(task, bound, slice_name, outcome, reason, result, rows.size)
     return clause.with_details(
+        kind=bound.kind,
+        measure=MEASURE,
         losses=losses,
         gains=gains,
         reference_accuracy=reference_accuracy(rows),
@@ -70,17 +74,18 @@ def _decide(
     contract: Contract, task: str, bound: TaskBound, slice_name: str, result: PairedBinary, accuracy: float
 ) -> tuple[Outcome, str]:
     size = f"({result.losses} lost and {result.gains} gained of {result.n} contexts)"
-    found = f"{task} accuracy changed by {100 * result.delta:+.2f} points"
+    found = f"{task} accuracy ({MEASURE}) changed by {100 * result.delta:+.2f} points"
     if accuracy < bound.ref_floor:
         return (
             Outcome.INCONCLUSIVE,
             f"the reference reaches {figure(accuracy)} of the items, below its floor {figure(bound.ref_floor)}: "
             f"the task cannot show a loss {size}",
         )
-    if slice_name == ALL and result.n != bound.items:
+    planned = bound.items if slice_name == ALL else bound.planned(slice_name, contract.inference.pilot_items)
+    if result.n != planned:
         return (
             Outcome.INCONCLUSIVE,
-            f"{found}, but the fixed design plans {bound.items} contexts and {result.n} were scored: "
+            f"{found}, but the fixed design plans {planned} contexts and {result.n} were scored: "
             "another number than planned may have been chosen by its result",
         )
     level, margin = level_percent(contract.inference.alpha), f"{-100 * result.margin:.4g}"
