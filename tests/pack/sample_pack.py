@@ -16,8 +16,9 @@ from kvassay.core.digest import sha256_json
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import Basis, predict_ledger
-from kvassay.core.recall_rule import recall_draw
 from kvassay.core.records import Arm, Role
+from kvassay.core.slices import slice_cell
+from kvassay.core.tasks.kinds import task_draw
 from kvassay.judge import judge
 from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import ArmLedgers
@@ -118,15 +119,16 @@ def item_rows(arm: str) -> dict[str, Any]:
     rng = np.random.default_rng(len(arm))
     correct = np.arange(40) % 10 != 9
     candidate = correct & (rng.random(40) >= WRONG_SHARE[arm])
-    asked = [recall_draw(7, 8 + index, 24) for index in range(40)]
+    recall = parse_contract(CONTRACT_TOML).task["recall"].settings
+    asked = [task_draw("recall", recall, 7, 8 + index) for index in range(40)]
     answers = [item.expected for item in asked]
     return {
         "arm": arm,
         "task": "recall",
-        "slice": "all",
+        "slice": [slice_cell(item.labels) for item in asked],
         "context": [item.id for item in asked],
         "context_tokens": 180,
-        "question": [f"word-{index:02}" for index in range(40)],
+        "question": [item.question for item in asked],
         "expected": answers,
         "reference_answer": [answer if right else "0000" for answer, right in zip(answers, correct, strict=True)],
         "candidate_answer": [answer if right else "0001" for answer, right in zip(answers, candidate, strict=True)],

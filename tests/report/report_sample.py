@@ -15,8 +15,10 @@ from kvassay.core.contract import parse_contract
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import Basis, predict_ledger
-from kvassay.core.recall_rule import recall_draw
 from kvassay.core.records import Arm, Role
+from kvassay.core.slices import slice_cell
+from kvassay.core.tasks.kinds import task_draw
+from kvassay.core.tasks.settings import DEPTHS
 from kvassay.judge import judge
 from kvassay.pack.reader import ArmLedgers, PackContent, read_pack
 from kvassay.pack.writer import PackWriter
@@ -132,15 +134,16 @@ def item_rows(arm: str, name: str) -> dict[str, Any]:
     numbers = np.arange(ITEMS)
     correct = numbers % 10 != 9
     candidate = correct & (rng.random(ITEMS) >= WRONG_SHARE.get(arm, 0.0))
-    asked = [recall_draw(7, 8 + number, 24) for number in range(ITEMS)]
+    recall = parse_contract(CONTRACT_TOML).task["recall"].settings
+    asked = [task_draw("recall", recall, 7, 8 + number) for number in range(ITEMS)]
     answers = [item.expected for item in asked]
     return {
         "arm": name,
         "task": "recall",
-        "slice": "all",
+        "slice": [slice_cell(item.labels) for item in asked],
         "context": [item.id for item in asked],
         "context_tokens": 180,
-        "question": [f"word-{number:02}" for number in numbers],
+        "question": [item.question for item in asked],
         "expected": answers,
         "reference_answer": [answer if right else "0000" for answer, right in zip(answers, correct, strict=True)],
         "candidate_answer": [answer if right else "0001" for answer, right in zip(answers, candidate, strict=True)],
@@ -253,7 +256,7 @@ def subject_record() -> dict[str, Any]:
                 for number in range(DOCUMENTS)
             ],
         },
-        "task": {"recall": {"items": ITEMS, "context_lines": 24, "seed": 7}},
+        "task": {"recall": {"kind": "recall", "items": ITEMS, "context_lines": 24, "depths": list(DEPTHS), "seed": 7}},
         "examples": [
             example("kivi-4", 0.4, " Paris"),
             example("kivi-2,recent=32", 5.5, " the"),

@@ -279,7 +279,7 @@ class _Run:
             "geometry": loaded.geometry.model_dump(mode="json"),
             "corpus": None,
             "items_sha256": sha256_json([]),
-            "task": {"recall": None},
+            "task": {},
             **{key: value for level in self._levels for key, value in level.to_json().items()},
             "scales": None if self._scales is None else self._scales.record,
             "examples": [example for level in self._levels for example in level.examples_json()],

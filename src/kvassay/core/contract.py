@@ -10,16 +10,16 @@ from __future__ import annotations
 import tomllib
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kvassay.core.clauses.decision import Candidates, Controls, Inference
 from kvassay.core.clauses.fidelity import Fidelity, TextWorkload
 from kvassay.core.clauses.fields import Section, contract_format
 from kvassay.core.clauses.sizes import ByteBounds
 from kvassay.core.clauses.subject import Subject
-from kvassay.core.clauses.tasks import TaskBound
+from kvassay.core.clauses.tasks import TaskBound, TaskName, needles_alone, with_kinds
 from kvassay.core.digest import sha256_json
 from kvassay.errors import ContractError
 
@@ -48,14 +48,24 @@ class Contract(Section):
     inference: Inference = Inference()
     controls: Controls = Controls()
     fidelity: Fidelity = Fidelity()
-    task: dict[Literal["recall"], TaskBound] = Field(default_factory=dict[Literal["recall"], TaskBound])
+    task: dict[TaskName, TaskBound] = Field(default_factory=dict[TaskName, TaskBound])
     bytes: ByteBounds = ByteBounds()
     waivers: tuple[Waiver, ...] = ()
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _kinds_of_tasks(cls, task: Any) -> Any:
+        return with_kinds(task)
 
     @model_validator(mode="after")
     def _has_clauses(self) -> Contract:
         if not self.clause_names:
             raise ValueError("the contract bounds nothing; give at least one of [fidelity.*], [task.*] or [bytes]")
+        if needles_alone(self.task) and not self.has_fidelity:
+            raise ValueError(
+                f"needles ({', '.join(sorted(self.task))}) see gross damage only and cannot be the only evidence; "
+                "add [fidelity.*] or a task of another kind, e.g. [task.arithmetic]"
+            )
         for waiver in self.waivers:
             if waiver.clause not in self.clause_names:
                 raise ValueError(f"waiver of {waiver.clause!r}, which is no clause; clauses: {list(self.clause_names)}")

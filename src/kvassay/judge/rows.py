@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kvassay.core.recall_rule import is_right
 from kvassay.core.records import ITEM_COLUMNS, TOKEN_COLUMNS
 from kvassay.core.slices import ALL, slice_labels
+from kvassay.core.tasks.kinds import is_right
 from kvassay.errors import PackError
 
 ArrowTable: TypeAlias = Any
@@ -73,6 +73,8 @@ class ItemRows(NamedTuple):
     slice: Integers
     asked: Integers
     """Code of question, expected and reference answer together: what must be equal under every arm."""
+    question: Integers
+    """Code of the question: its place in `ItemTable.questions`."""
     expected: Integers
     """Code of the expected answer: its place in `ItemTable.expected`."""
     reference_right: Floats
@@ -93,6 +95,7 @@ class ItemRows(NamedTuple):
             context=self.context[which],
             slice=self.slice[which],
             asked=self.asked[which],
+            question=self.question[which],
             expected=self.expected[which],
             reference_right=self.reference_right[which],
             candidate_right=self.candidate_right[which],
@@ -106,6 +109,7 @@ class ItemRows(NamedTuple):
 class ItemTable(NamedTuple):
     contexts: tuple[str, ...]
     slices: tuple[str, ...]
+    questions: tuple[str, ...]
     expected: tuple[str | None, ...]
     arms: dict[tuple[str, str], ItemRows]
     """By task and arm; those that have rows."""
@@ -157,11 +161,13 @@ def read_items(table: ArrowTable, arms: Sequence[str]) -> ItemTable:
     tasks, task = _names(table, "task", "item")
     contexts, context = _names(table, "context", "item")
     slices, slice_code = _names(table, "slice", "item")
+    questions, question_code = _names(table, "question", "item")
     expected, expected_code = _texts(table, "expected", "item")
     rows = ItemRows(
         context=context,
         slice=slice_code,
         asked=_joint_codes(table, ("question", "expected", "reference_answer"), "item"),
+        question=question_code,
         expected=expected_code,
         reference_right=_right(table, "reference_answer"),
         candidate_right=_right(table, "candidate_answer"),
@@ -179,7 +185,7 @@ def read_items(table: ArrowTable, arms: Sequence[str]) -> ItemTable:
         for arm_code, arm_name in enumerate(arm_names)
         if (keep := (task == task_code) & (arm == arm_code)).any()
     }
-    return ItemTable(contexts, slices, expected, by_arm)
+    return ItemTable(contexts, slices, questions, expected, by_arm)
 
 
 def _right(table: ArrowTable, answer: str) -> Floats:

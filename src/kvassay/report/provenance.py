@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvassay.core.digest import sha256_json
+from kvassay.core.tasks.settings import TaskSettings
 from kvassay.pack import layout
 from kvassay.pack.reader import PackContent
 from kvassay.report.figures import NOT_RECORDED, Shown, number, size
@@ -50,6 +51,8 @@ class Provenance(NamedTuple):
     contract_toml: str
     """Ready to be shown: hidden characters are visible."""
 
+
+_TASK_FIELDS = ("kind", "items", *(name for name in TaskSettings._fields if name != "kind"), "seed")
 
 _FILES = {
     layout.CONTRACT_TOML: "the contract as it was written",
@@ -145,7 +148,8 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
                 *(
                     Fact(f"task {task}, {name.replace('_', ' ')}", text(subject, "task", task, name))
                     for task in sorted(members_at(subject, "task"))
-                    for name in ("items", "context_lines", "seed")
+                    for name in _TASK_FIELDS
+                    if field(subject, "task", task, name) is not None
                 ),
             ),
         ),

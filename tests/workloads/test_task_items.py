@@ -1,0 +1,147 @@
+"""Items of every kind: fitted to their length, answered once by their context, the same on every machine (R44 to R49)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvassay.core.clauses.tasks import TaskBound
+from kvassay.core.digest import sha256_json
+from kvassay.core.slices import slice_labels
+from kvassay.core.tasks.kinds import KINDS, length_fits, task_draw
+from kvassay.errors import WorkloadError
+from kvassay.workloads.tasks.items import TaskItem, task_items
+
+from .task_tokenizers import BOS, GREEDY, PLAIN, Characters
+
+LENGTHS = (1024, 2048)
+"""Of a tokenizer with about a token a character; some 250 and 500 tokens of SmolLM2."""
+GOLDEN: dict[str, str] = {}
+ANSWER_STANDS_ONCE = sorted(
+    set(KINDS) - {"common-words", "multi-value", "variable-tracking", "tool-call", "arithmetic"}
+)
+"""Kinds whose whole answer stands in the context; the others make theirs of several places."""
+
+
+def settings_of(kind: str, **fields: Any):
+    return TaskBound.model_validate({"kind": kind, "margin": 0.1, "context_tokens": LENGTHS, **fields}).settings
+
+
+def items_of(kind: str, count: int = 6, tokenizer: Any = PLAIN, **fields: Any) -> list[TaskItem]:
+    return task_items(tokenizer, kind, settings_of(kind, **fields), 7, range(count))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("tokenizer", [PLAIN, BOS, GREEDY], ids=["plain", "bos", "greedy"])
+def test_r45_items_fit_their_token_budget(kind: str, tokenizer: Any) -> None:
+    for item in items_of(kind, tokenizer=tokenizer):
+        (asked,) = (int(label[7:]) for label in slice_labels(item.slice) if label.startswith("tokens="))
+        assert len(item.token_ids) <= asked
+        assert length_fits(len(item.prompt_ids), asked)
+        # No further unit of filler would have fitted; the longest is a sentence or a line.
+        assert asked - len(item.token_ids) < 130
+        text = tokenizer.decode(item.token_ids, skip_special_tokens=True)
+        assert tuple(tokenizer(text).input_ids) == item.token_ids
+        assert tokenizer.decode(item.answer_ids).endswith(item.expected)
+
+
+@pytest.mark.parametrize("kind", ANSWER_STANDS_ONCE)
+def test_the_context_gives_the_answer_exactly_once(kind: str) -> None:
+    for item in items_of(kind, 12):
+        assert PLAIN.decode(item.prompt_ids).count(item.expected) == 1
+        assert item.expected not in PLAIN.decode(item.question_ids)
+
+
+def test_several_values_stand_in_the_order_of_the_answer() -> None:
+    for item in items_of("multi-value", 12, values=4):
+        text = PLAIN.decode(item.prompt_ids)
+        numbers = item.expected.split(", ")
+        assert len(numbers) == 4
+        assert [text.count(number) for number in numbers] == [1] * 4
+        assert sorted(numbers, key=text.index) == numbers
+        assert "four secret numbers" in PLAIN.decode(item.question_ids)
+
+
+def test_a_variable_leads_to_its_number_in_as_many_hops() -> None:
+    seen = set()
+    for item in items_of("variable-tracking", 12):
+        lines = PLAIN.decode(item.prompt_ids).split("\n\n")[1].split("\n")
+        assigned = dict(line.split(" = ") for line in lines if " = " in line)
+        value, found = item.question, []
+        while value in assigned:
+            value = assigned[value]
+            found.append(value)
+        assert " = ".join(found) == item.expected
+        seen.add((len(found) - 1, item.slice.rpartition("hops=")[2]))
+    assert seen == {(1, "1"), (2, "2"), (3, "3")}
+
+
+def test_the_frequent_word_is_the_most_frequent_by_far() -> None:
+    for item in items_of("common-words"):
+        words = PLAIN.decode(item.prompt_ids).split("\n\n")[1].split(", ")
+        counts = sorted(((words.count(word), word) for word in set(words)), reverse=True)
+        assert counts[0][1] == item.expected
+        assert counts[0][0] > 4 * counts[1][0]
+
+
+def test_b20_sums_are_those_of_the_context_and_right() -> None:
+    for item in items_of("arithmetic", 12, steps=(2, 4)):
+        asked = next(
+            line for line in PLAIN.decode(item.prompt_ids).splitlines() if line.startswith(f"{item.question}: ")
+        )
+        operands = [int(number) for number in asked.partition(": ")[2].replace(", plus", " plus").split(" plus ")]
+        assert len(operands) == 1 + int(item.slice.rpartition("steps=")[2])
+        totals = [int(step.rpartition(" is ")[2]) for step in item.expected.split(", ")]
+        assert totals == [sum(operands[: place + 2]) for place in range(len(operands) - 1)]
+
+
+def test_a_call_takes_its_names_from_the_context_and_its_values_from_the_request() -> None:
+    import json
+
+    for item in items_of("tool-call"):
+        call = json.loads(item.expected)
+        first, second = call["arguments"]
+        assert f"{item.question}: {call['name']}({first}, {second})\n" in PLAIN.decode(item.prompt_ids)
+        values = ", ".join(map(str, call["arguments"].values()))
+        assert PLAIN.decode(item.question_ids).endswith(f"Request: {item.question}, {values}\nCall:")
+        assert call["name"] not in PLAIN.decode(item.question_ids)
+
+
+@pytest.mark.parametrize("kind", sorted(kind for kind in KINDS if "depths" in KINDS[kind].defaults))
+def test_r47_the_asked_entry_stands_in_its_third(kind: str) -> None:
+    for item in items_of(kind, 9, context_tokens=(2048,)):
+        text = PLAIN.decode(item.prompt_ids)
+        script = task_draw(kind, settings_of(kind, context_tokens=(2048,)), 7, int(item.id.rpartition("/")[2])).script
+        place = text.index(script.entries[0].text) / len(text)
+        low, high = {"early": (0, 0.4), "middle": (0.25, 0.75), "late": (0.6, 1)}[
+            item.slice.rpartition("depth=")[2][:6].partition(",")[0]
+        ]
+        assert low <= place <= high
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_items_are_the_same_on_every_machine(kind: str) -> None:
+    """Evidence of one machine is repeated on another, so a change of a generator must not pass unseen."""
+    items = items_of(kind, 4, Characters())
+    assert sha256_json([[item.id, item.slice, list(item.token_ids)] for item in items])[:16] == GOLDEN[kind]
+
+
+def test_two_tasks_of_one_kind_share_no_item() -> None:
+    settings = settings_of("needle")
+    one, other = (task_items(PLAIN, name, settings, 7, range(8)) for name in ("needle", "needle-again"))
+    assert {item.token_ids for item in one}.isdisjoint(item.token_ids for item in other)
+    assert other[0].id == "needle-again/7/0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "message"),
+    [
+        ("tool-call", 256, r"tool-call/7/0 takes \d+ tokens without any filler, of 256 context_tokens"),
+        ("tool-call", 460, r"leaves \d+ to what is read back"),
+        ("recall", 8192, r"need more than the 434 entries .* write at most \d+"),
+    ],
+)
+def test_r45_a_length_that_cannot_be_had_is_refused_with_the_way_out(kind: str, tokens: int, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        items_of(kind, 1, context_tokens=(tokens,))
