@@ -14,6 +14,7 @@ from kvassay.judge.formats import Conclusion, conclude, format_verdict, format_v
 from kvassay.judge.pairing import item_faults, token_faults
 from kvassay.judge.rows import ArrowTable, read_items, read_tokens
 from kvassay.judge.run_controls import RunControls
+from kvassay.judge.token_slices import run_counts
 
 
 def judge(
@@ -38,6 +39,7 @@ def judge(
         items=item_table,
         token_faults=token_faults(token_table, contract.text),
         item_faults={task: item_faults(item_table, task, contract) for task in contract.task},
+        token_counts=run_counts(token_table, contract.text),
     )
     candidates, strangers = _candidates(contract, arms)
     others = sorted(
