@@ -99,6 +99,8 @@ def with_tokens(
         columns["reverse_kl_nats"] += kl.tolist()
         columns["nll_reference_nats"] += nll.tolist()
         columns["nll_candidate_nats"] += (nll + kl).tolist()
+        columns["reference_top1_nats"] += np.minimum(nll, texts.gamma(2.0, 0.4, SCORED_TOKENS)).tolist()
+        columns["top10_overlap"] += np.clip(1 - kl, 0, 1).round(1).tolist()
         columns["top1_agrees"] += (kl < 0.5).tolist()
         columns["stored_reads"] += [reads] * SCORED_TOKENS
     run.tokens = columns

@@ -74,7 +74,8 @@ def test_joined_corpora_keep_their_slices() -> None:
 
 def test_unknown_names() -> None:
     for name in ("", "wikitext", "hansard+wikitext"):
-        with pytest.raises(WorkloadError, match=r"unknown corpus .*hansard, python-topics, python-source, and path:"):
+        known = r"unknown corpus .*hansard, python-topics, python-source, fastapi-docs, and path:"
+        with pytest.raises(WorkloadError, match=known):
             load_corpus(name)
 
 

@@ -39,6 +39,4 @@ def document_cell(cell: str) -> str:
 def document_shares(documents: int, cells: Collection[str]) -> dict[str, int]:
     """How many of `documents` each kind of text gives: equal shares, the first cells by name one more each."""
     ordered = sorted(set(cells))
-    return {
-        cell: documents // len(ordered) + (index < documents % len(ordered)) for index, cell in enumerate(ordered)
-    }
+    return {cell: documents // len(ordered) + (index < documents % len(ordered)) for index, cell in enumerate(ordered)}

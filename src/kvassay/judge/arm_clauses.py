@@ -50,7 +50,7 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
     token_parts = None
     if tokens is not None:
         token_parts = token_slices(evidence.tokens, tokens, contract.text, evidence.token_counts)
-    fault, found = _identity_fault(arm, ledger), Engagement((), {})
+    fault, found = _identity_fault(arm, ledger), Engagement((), {}, {})
     if isinstance(fault, KVFormat):
         cells = evidence.items.slices
         item_parts = {

@@ -41,7 +41,7 @@ class Engagement(NamedTuple):
     controls: tuple[ControlResult, ...]
     faults: dict[str, str]
     """By level (`fidelity`, `task.NAME`, `bytes`): why its evidence may not be used."""
-    slice_faults: dict[tuple[str, str], str] = {}
+    slice_faults: Mapping[tuple[str, str], str]
     """By level and slice, of slices with rows: why a slice may not be used where its level may."""
 
 
@@ -63,7 +63,8 @@ def engagement(
     """`tokens` and `items` (by task) are the arm's rows, where it has any."""
     if kv_format.is_exact:
         reason = f"does not apply: {kv_format.name} stores plain floats and has no codes to read"
-        return Engagement(tuple(ControlResult(name=n, passed=None, reason=reason) for n in ("engaged", "drift")), {})
+        results = tuple(ControlResult(name=name, passed=None, reason=reason) for name in ("engaged", "drift"))
+        return Engagement(results, {}, {})
     faults: dict[str, str] = {}
     seen: list[str] = []
     if ledger is not None and ledger.owner_nbytes(Owner.CODES) == 0:

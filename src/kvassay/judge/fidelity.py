@@ -45,7 +45,7 @@ _WORDS = {
 
 
 def fidelity_clauses(contract: Contract, of_arm: TokenSlices | None, faults: tuple[str, ...]) -> Iterator[JudgedClause]:
-    """Verdicts of every fidelity clause: over all scored rows, then for each slice, decisive where the contract says so.
+    """Verdicts of every fidelity clause: over all scored rows, then for each slice; those the contract names decide.
 
     `of_arm` is one arm's, None if it has no rows; `faults` are reasons why they may not be used.
     """

@@ -49,7 +49,8 @@ class TokenRows(NamedTuple):
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> TokenRows:
         """The rows under a mask, or in the order of the indices."""
-        return TokenRows(*(column[which] for column in self))
+        columns: tuple[Any, ...] = self
+        return TokenRows(*(column[which] for column in columns))
 
 
 class TokenTable(NamedTuple):
