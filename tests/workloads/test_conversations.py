@@ -75,7 +75,7 @@ def test_templates_that_refuse_or_rewrite(template: str, words: str) -> None:
 
 def test_only_conversations_with_enough_of_the_assistant_are_drawn() -> None:
     talks = [conversation("Hello there. " * 6, f"Answer number {index}. " * 6, name=f"t{index}") for index in range(4)]
-    silent = [conversation("Words of one person only. " * 20, name=f"s{index}") for index in range(3)]
+    silent = [conversation(f"Words of person {index} only. " * 20, name=f"s{index}") for index in range(3)]
     options: dict[str, Any] = {"prompt_tokens": 60, "scored_tokens": 40, "seed": 1, "assistant": True}
     corpus = build_corpus("c", talks + silent, source="s", version="v", licence="l")
     chosen = text_documents(corpus, TEMPLATED, documents=4, **options)

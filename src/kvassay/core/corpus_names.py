@@ -1,6 +1,7 @@
 """The names of text corpora in a contract: what they ask for, and which kinds of text that will give.
 
-`hansard`, `hansard+python-source`, `fastapi-docs?languages=de,ja`, `fastapi-docs:FOLDER?languages=de`, `path:FOLDER`.
+`hansard`, `hansard+python-source`, `fastapi-docs?languages=de,ja`, `fastapi-docs:FOLDER?languages=de`, `path:FOLDER`,
+`hansard+path:FOLDER`.
 Loading is `kvassay.workloads.corpus`; a contract needs the names alone, to refuse a slice that no text has.
 """
 
@@ -44,9 +45,9 @@ def fastapi_cell(language: str) -> str:
 
 def parse_corpus(text: str) -> tuple[CorpusPart, ...]:
     """Raises WorkloadError for a malformed name; whether a corpus of that name exists is not asked."""
-    if text.startswith(f"{PATH}:"):
-        return (CorpusPart(text, PATH, text.removeprefix(f"{PATH}:").strip(), ()),)
-    return tuple(_parse_part(part.strip()) for part in text.split("+"))
+    # A path is taken as it stands: its own + and ? mean nothing.
+    parts = [text] if text.startswith(f"{PATH}:") else text.split("+")
+    return tuple(_parse_part(part.strip()) for part in parts)
 
 
 def corpus_cells(text: str) -> tuple[str, ...] | None:
@@ -60,6 +61,8 @@ def corpus_cells(text: str) -> tuple[str, ...] | None:
 
 
 def _parse_part(text: str) -> CorpusPart:
+    if text.startswith(f"{PATH}:"):
+        return CorpusPart(text, PATH, text.removeprefix(f"{PATH}:").strip(), ())
     head, asked, query = text.partition("?")
     name, colon, path = (piece.strip() for piece in head.partition(":"))
     if name != FASTAPI_DOCS:
