@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvassay.core.clauses.slice_plan import planned_documents
-from kvassay.core.contract import parse_contract
+from kvassay.core.contract import load_contract, parse_contract
 from kvassay.core.corpus_names import FASTAPI_LANGUAGES, corpus_cells, parse_corpus
 from kvassay.core.slices import document_shares
 from kvassay.errors import ContractError, WorkloadError
@@ -103,3 +105,9 @@ def test_corpus_names_that_are_none(name, words) -> None:
         parse_corpus(name)
     with pytest.raises(ContractError, match=words):
         contract("[]", f'corpus = "{name}"')
+
+
+def test_r48_the_example_contract_decides_each_of_eight_languages() -> None:
+    found = load_contract(Path(__file__).parents[2] / "contracts" / "languages.toml")
+    assert found.fidelity.kl_mean is not None
+    assert {f"language={language}" for language in FASTAPI_LANGUAGES} < set(found.fidelity.kl_mean.slices)
