@@ -110,7 +110,9 @@ def token_rows(arm: str, document: int) -> dict[str, Any]:
         "reverse_kl_nats": kl * 1.05,
         "nll_reference_nats": nll_reference,
         "nll_candidate_nats": nll_reference + kl * rng.normal(1.0, 0.1, 6),
+        "reference_top1_nats": nll_reference / 2,
         "top1_agrees": kl < 0.5,
+        "top10_overlap": np.clip(1 - kl, 0, 1).round(1),
         "stored_reads": 0 if arm == "reference" else 65,
     }
 

@@ -124,7 +124,9 @@ def token_rows(arm: str, name: str, document: int, slices: int) -> dict[str, Any
         "reverse_kl_nats": kl * 1.05,
         "nll_reference_nats": nll_reference,
         "nll_candidate_nats": nll_reference + kl * rng.normal(0.5, 0.1, POSITIONS),
+        "reference_top1_nats": nll_reference / 2,
         "top1_agrees": kl < 0.05,
+        "top10_overlap": np.clip(1 - kl, 0, 1).round(1),
         "stored_reads": 0 if arm in ROLES and ROLES[arm] is Role.REFERENCE_AGAIN else PROMPT_TOKENS - 128,
     }
 

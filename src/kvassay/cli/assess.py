@@ -109,8 +109,8 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
     rows = [
         (
             clause["arm"],
-            clause["clause"],
-            _figure(clause["expected"]),
+            _planned_clause(clause),
+            "-" if clause["expected"] is None else _figure(clause["expected"]),
             _figure(clause["limit"]),
             clause["n_planned"],
             "none suffices" if clause["n_needed"] is None else clause["n_needed"],
@@ -125,13 +125,17 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
     for clause in plan["clauses"]:
         if clause["role"] == Role.CANDIDATE.value and clause["power"] is not None and clause["power"] < asked:
             line(
-                f"note: {clause['arm']}, {clause['clause']}: {clause['n_planned']} {clause['n_unit']} give a chance of "
-                f"{clause['power']:.2f}, the contract asks for {asked}; {clause['n_needed']} would do"
+                f"note: {clause['arm']}, {_planned_clause(clause)}: {clause['n_planned']} {clause['n_unit']} give a "
+                f"chance of {clause['power']:.2f}, the contract asks for {asked}; {clause['n_needed']} would do"
             )
     line(
         f"cost: {cost['reference_tokens']:,} reference and {cost['candidate_tokens']:,} candidate tokens, "
         f"about {cost['seconds_expected']:.0f} s"
     )
+
+
+def _planned_clause(clause: dict[str, Any]) -> str:
+    return clause["clause"] if clause["slice"] == "all" else f"{clause['clause']} [{clause['slice']}]"
 
 
 def print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float], tokens: int, alpha: float) -> None:

@@ -18,8 +18,10 @@ from kvassay.core.clauses.decision import Candidates, Controls, Inference
 from kvassay.core.clauses.fidelity import Fidelity, TextWorkload
 from kvassay.core.clauses.fields import Section, contract_format
 from kvassay.core.clauses.sizes import ByteBounds
+from kvassay.core.clauses.slice_plan import slice_fault
 from kvassay.core.clauses.subject import Subject
 from kvassay.core.clauses.tasks import TaskBound, TaskName, needles_alone, with_kinds
+from kvassay.core.corpus_names import corpus_cells
 from kvassay.core.digest import sha256_json
 from kvassay.errors import ContractError
 
@@ -79,6 +81,9 @@ class Contract(Section):
                 raise ValueError(
                     f"text.documents is {self.text.documents}, fidelity.{clause} needs at least {bound.min_docs}"
                 )
+        cells = corpus_cells(self.text.corpus)
+        if fault := slice_fault(self.text, self.fidelity, self.inference.pilot_documents, cells):
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")

@@ -86,7 +86,8 @@ class ClauseVerdict(_Record):
 
 class ControlResult(_Record):
     name: str
-    """`canary`, `aa`, `engaged`, `drift`, `reference_floor.recall`."""
+    """`canary`, `aa`, `engaged`, `drift`, `reference_floor.recall`; with a level and a slice where it is about that
+    slice alone: `canary.fidelity.language=ja`."""
     passed: bool | None
     """None where the control could not be run."""
     reason: str
@@ -125,11 +126,15 @@ TOKEN_COLUMNS: dict[str, str] = {
     "reverse_kl_nats": "float64",
     "nll_reference_nats": "float64",
     "nll_candidate_nats": "float64",
+    "reference_top1_nats": "float64",
     "top1_agrees": "bool",
+    "top10_overlap": "float64",
     "stored_reads": "int32",
 }
 """One row a decode position. `position` is the index of the query token, `token_id` the true next token,
-`stored_reads` how many older tokens this query read from stored codes."""
+`reference_top1_nats` minus the logarithm of the probability of the reference's most likely token, `top10_overlap` the
+share of the reference's ten most likely tokens that are among the candidate's ten, `stored_reads` how many older
+tokens this query read from stored codes."""
 
 ITEM_COLUMNS: dict[str, str] = {
     "arm": "string",

@@ -11,10 +11,13 @@ through it measures nothing and looks perfect. An arm is engaged if, in every le
 
 Drift: the KL of the token rows must not be zero everywhere, for then the store was not used, whatever was counted.
 Formats that store plain floats have no codes to read; for them neither control applies.
+
+The same holds of each slice: one whose queries read no stored token shows nothing of the store, however the rest did.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +28,7 @@ from kvassay.core.kv_format import KVFormat, SidePlan
 from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm, ControlResult
 from kvassay.judge.rows import Floats, ItemRows, TokenRows
+from kvassay.judge.token_slices import Mask, TokenSlices
 from kvassay.judge.wording import figure
 
 LEAST_READING_SHARE = 0.5
@@ -37,29 +41,68 @@ class Engagement(NamedTuple):
     controls: tuple[ControlResult, ...]
     faults: dict[str, str]
     """By level (`fidelity`, `task.NAME`, `bytes`): why its evidence may not be used."""
+    slice_faults: Mapping[tuple[str, str], str]
+    """By level and slice, of slices with rows: why a slice may not be used where its level may."""
+
+
+class ItemSlices(NamedTuple):
+    """One task's items of an arm, and which of them lie in which slice."""
+
+    rows: ItemRows
+    masks: Mapping[str, Mask]
 
 
 def engagement(
-    arm: Arm, kv_format: KVFormat, ledger: ByteLedger | None, tokens: TokenRows | None, items: dict[str, ItemRows]
+    arm: Arm,
+    kv_format: KVFormat,
+    ledger: ByteLedger | None,
+    tokens: TokenRows | None,
+    token_parts: TokenSlices | None = None,
+    items: Mapping[str, ItemSlices] | None = None,
 ) -> Engagement:
     """`tokens` and `items` (by task) are the arm's rows, where it has any."""
     if kv_format.is_exact:
         reason = f"does not apply: {kv_format.name} stores plain floats and has no codes to read"
-        return Engagement(tuple(ControlResult(name=n, passed=None, reason=reason) for n in ("engaged", "drift")), {})
+        results = tuple(ControlResult(name=name, passed=None, reason=reason) for name in ("engaged", "drift"))
+        return Engagement(results, {}, {})
     faults: dict[str, str] = {}
     seen: list[str] = []
     if ledger is not None and ledger.owner_nbytes(Owner.CODES) == 0:
         faults["bytes"] = f"the ledger of {ledger.tokens} tokens has no bytes of codes: nothing was compressed"
     if tokens is not None:
         _note("fidelity", _reads_fault(arm, kv_format, tokens.stored_reads, tokens.position), tokens, faults, seen)
-    for task, rows in items.items():
-        # The query stands behind the whole context, so at least these tokens are older than it.
-        older = np.nan_to_num(rows.context_tokens).astype(np.int64)
-        _note(f"task.{task}", _reads_fault(arm, kv_format, rows.stored_reads, older), rows, faults, seen)
+    for task, (rows, _) in (items or {}).items():
+        _note(f"task.{task}", _item_fault(arm, kv_format, rows), rows, faults, seen)
     controls = [_engaged_control(faults, seen), _drift_control(tokens, faults.get("fidelity"))]
     if controls[1].passed is False:
         faults.setdefault("fidelity", controls[1].reason)
-    return Engagement(tuple(controls), faults)
+    return Engagement(tuple(controls), faults, _slice_faults(arm, kv_format, token_parts, items or {}, faults))
+
+
+def _slice_faults(
+    arm: Arm,
+    kv_format: KVFormat,
+    tokens: TokenSlices | None,
+    items: Mapping[str, ItemSlices],
+    faults: Mapping[str, str],
+) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str | None] = {}
+    for label, mask, *_ in tokens.slices if tokens is not None else ():
+        rows = tokens.rows.take(mask)
+        fault = _reads_fault(arm, kv_format, rows.stored_reads, rows.position)
+        if fault is None and not np.any(rows.kl_nats != 0):
+            fault = f"KL is exactly zero at all {rows.size} positions: the quantized store was not used"
+        found["fidelity", label] = fault
+    for task, (rows, masks) in items.items():
+        for label, mask in masks.items():
+            found[f"task.{task}", label] = _item_fault(arm, kv_format, rows.take(mask))
+    return {key: fault for key, fault in found.items() if fault is not None and key[0] not in faults}
+
+
+def _item_fault(arm: Arm, kv_format: KVFormat, rows: ItemRows) -> str | None:
+    # The query stands behind the whole context, so at least these tokens are older than it.
+    older = np.nan_to_num(rows.context_tokens).astype(np.int64)
+    return _reads_fault(arm, kv_format, rows.stored_reads, older)
 
 
 def expected_reads(kv_format: KVFormat, older: NDArray[np.int64]) -> NDArray[np.int64]:

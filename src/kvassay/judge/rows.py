@@ -35,9 +35,12 @@ class TokenRows(NamedTuple):
     token_id: Integers
     slice: Integers
     kl_nats: Floats
+    reverse_kl_nats: Floats
     nll_reference_nats: Floats
     nll_candidate_nats: Floats
+    reference_top1_nats: Floats
     top1_agrees: Floats
+    top10_overlap: Floats
     stored_reads: Floats
 
     @property
@@ -46,17 +49,8 @@ class TokenRows(NamedTuple):
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> TokenRows:
         """The rows under a mask, or in the order of the indices."""
-        return TokenRows(
-            document=self.document[which],
-            position=self.position[which],
-            token_id=self.token_id[which],
-            slice=self.slice[which],
-            kl_nats=self.kl_nats[which],
-            nll_reference_nats=self.nll_reference_nats[which],
-            nll_candidate_nats=self.nll_candidate_nats[which],
-            top1_agrees=self.top1_agrees[which],
-            stored_reads=self.stored_reads[which],
-        )
+        columns: tuple[Any, ...] = self
+        return TokenRows(*(column[which] for column in columns))
 
 
 class TokenTable(NamedTuple):
@@ -139,9 +133,12 @@ def read_tokens(table: ArrowTable, arms: Sequence[str]) -> TokenTable:
         token_id=_whole_numbers(table, "token_id", "token"),
         slice=slice_code,
         kl_nats=_figures(table, "kl_nats", "token"),
+        reverse_kl_nats=_figures(table, "reverse_kl_nats", "token"),
         nll_reference_nats=_figures(table, "nll_reference_nats", "token"),
         nll_candidate_nats=_figures(table, "nll_candidate_nats", "token"),
+        reference_top1_nats=_figures(table, "reference_top1_nats", "token"),
         top1_agrees=_figures(table, "top1_agrees", "token"),
+        top10_overlap=_figures(table, "top10_overlap", "token"),
         stored_reads=_figures(table, "stored_reads", "token"),
     )
     if rows.position.min(initial=0) < 0:

@@ -15,6 +15,7 @@ from kvassay.judge.pairing import item_faults, joined, token_faults
 from kvassay.judge.rows import ArrowTable, read_items, read_tokens
 from kvassay.judge.run_controls import RunControls
 from kvassay.judge.sequential import stop_faults
+from kvassay.judge.token_slices import run_counts
 
 
 def judge(
@@ -42,6 +43,7 @@ def judge(
             task: joined(item_faults(item_table, task, contract), stop_faults(contract, task, arms, item_table))
             for task in contract.task
         },
+        token_counts=run_counts(token_table, contract.text),
     )
     candidates, strangers = _candidates(contract, arms)
     others = sorted(

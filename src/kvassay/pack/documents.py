@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kvassay.core.digest import sha256_json
+from kvassay.core.slices import ROLE
 from kvassay.judge.rows import read_items, read_tokens
 from kvassay.pack import layout
 from kvassay.pack.checks import Check
@@ -26,6 +27,14 @@ class _Document(BaseModel):
     slice: str
     tokens: int
     scored_sha256: str
+    roles: tuple[tuple[str, int], ...] = ()
+    """Of a conversation's rows, in order, each with its number of rows."""
+
+    def cells(self, rows: int) -> list[str]:
+        """The `slice` cell of each of its rows, which are `rows` if the subject tells the truth."""
+        if not self.roles:
+            return [self.slice] * rows
+        return [f"{self.slice},{ROLE}{role}" for role, count in self.roles for _ in range(min(count, rows + 1))]
 
 
 _DOCUMENTS = TypeAdapter(tuple[_Document, ...])
@@ -75,7 +84,7 @@ def _document_fault(pack: PackContent, documents: dict[str, _Document]) -> str |
                 return (
                     f"the tokens of document {name!r} in the rows of {arm} are not those that {layout.SUBJECT} hashes"
                 )
-            if {table.slices[code] for code in set(rows.slice[begin:end].tolist())} != {document.slice}:
+            if [table.slices[code] for code in rows.slice[begin:end].tolist()] != document.cells(end - begin):
                 return f"{arm} has document {name!r} in another slice than {layout.SUBJECT}"
         if missing := sorted(set(documents) - seen):
             return f"{arm} has no rows of document {missing[0]!r}, which {layout.SUBJECT} lists"

@@ -14,6 +14,7 @@ from kvassay.report.free_fields import field, members_at, number_at, objects_at,
 class PlannedClause(NamedTuple):
     arm: str
     clause: str
+    slice: str
     expected: Shown
     limit: Shown
     unit: str
@@ -113,7 +114,8 @@ def _clause(clause: dict[str, Any]) -> PlannedClause:
     return PlannedClause(
         arm=text_at(clause, "arm") or NOT_RECORDED,
         clause=text_at(clause, "clause") or NOT_RECORDED,
-        expected=number(number_at(clause, "expected")),
+        slice=text_at(clause, "slice") or NOT_RECORDED,
+        expected="–" if _is_null(clause, "expected") else number(number_at(clause, "expected")),
         limit=given(number_at(clause, "limit")),
         unit=text_at(clause, "unit") or NOT_RECORDED,
         n_planned=number(number_at(clause, "n_planned")),

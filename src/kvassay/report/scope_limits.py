@@ -14,7 +14,10 @@ from kvassay.report.free_fields import number_at, objects_at, text_at
 _FIDELITY = {
     "kl_mean": "the mean of KL",
     "kl_exceed": "the tail of KL",
+    "reverse_kl_mean": "the mean of the reverse KL",
     "nll_delta": "the change of log likelihood of the text",
+    "top1_agreement": "agreement of the most likely token",
+    "topk_agreement": "agreement of the ten most likely tokens",
 }
 
 
@@ -77,10 +80,7 @@ def _workload(content: PackContent) -> tuple[str, ...]:
         )
         names = distinct(tokens, "slice")
         if len(names) == 1:
-            sentences.append(
-                "The text has one slice only: languages, rare tokens, retrieval positions and domains are "
-                "not told apart."
-            )
+            sentences.append("The text is of one kind: languages and domains are not told apart.")
     for task in sorted(contract.task):
         sentences.append(
             f"The task “{task}” is generated from a seed. It shows what it asks for and no other skill: "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from kvassay.assess.arms import PlannedArm
 from kvassay.assess.document_rows import run_document, token_rows
@@ -13,10 +16,17 @@ from kvassay.assess.examples import WorstExamples
 from kvassay.assess.levels.base import Columns, Cost, Level, PilotRows, Sink, Subject
 from kvassay.assess.levels.plan_entries import ClausePlan, cluster_entry
 from kvassay.assess.numeric_level import tensor_rows
-from kvassay.core.clauses.fidelity import KlExceedBound
+from kvassay.core.clauses.slice_plan import is_token_slice, planned_documents, slice_fault
 from kvassay.core.contract import Contract
 from kvassay.core.digest import sha256_json
+from kvassay.core.slices import ALL
 from kvassay.errors import ContractError
+from kvassay.judge.fidelity import FIGURES, fidelity_clause
+from kvassay.judge.rows import Floats, Integers, TokenTable, read_tokens
+from kvassay.judge.token_slices import count_tokens, token_slices
+from kvassay.pack.tables import arrow_schema
+from kvassay.stats.cluster import document_sums
+from kvassay.workloads.conversations import template_name
 from kvassay.workloads.corpus import load_corpus
 from kvassay.workloads.excerpts import TokenDocument, text_documents
 
@@ -32,6 +42,12 @@ class DocumentLevel(Level):
         text, inference = contract.text, contract.inference
         self._contract = contract
         self._corpus = load_corpus(text.corpus)
+        cells = {document.slice for document in self._corpus.documents}
+        if fault := slice_fault(text, contract.fidelity, inference.pilot_documents, cells):
+            raise ContractError(fault)
+        self._chat_template: str | None = None
+        if any(document.messages for document in self._corpus.documents):
+            self._chat_template = template_name(tokenizer)
         draw = partial(
             text_documents,
             self._corpus,
@@ -39,6 +55,7 @@ class DocumentLevel(Level):
             prompt_tokens=text.prompt_tokens,
             scored_tokens=text.scored_tokens,
             seed=inference.seed,
+            assistant=text.scored == "assistant",
         )
         self.units: Sequence[TokenDocument] = draw(documents=text.documents)
         taken = {document.id for document in self.units}
@@ -53,7 +70,7 @@ class DocumentLevel(Level):
         passes = run_document(
             subject.scorer, unit.token_ids, prompt, subject.arms, subject.calibrations, subject.reference_kv
         )
-        rows = token_rows(subject.scorer, passes, unit.id, unit.slice)
+        rows = token_rows(subject.scorer, passes, unit.id, unit.cells(prompt))
         for row in rows:
             sink("tokens", row.columns)
             subject.tally.add(row.arm, row.counts)
@@ -65,19 +82,42 @@ class DocumentLevel(Level):
         self._examples.offer(passes, rows, unit.id)
 
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
+        """For every clause, over all tokens and in each slice that decides, with the judge's own figures and slices."""
         contract = self._contract
+        table = pilot_table(rows["tokens"], [arm.name for arm in arms])
+        # What is rare is known before the run: it follows from the verdict's documents.
+        counts = count_tokens([token for unit in self.units for token in self._scored_ids(unit)])
+        planned = {label: self._planned(label) for bound in contract.fidelity.bounds.values() for label in bound.slices}
         entries = []
         for arm in arms:
-            documents = [columns for columns in rows["tokens"] if columns["arm"][0] == arm.name]
+            of_arm = token_slices(table, table.arms[arm.name], contract.text, counts)
+            masks = {part.label: part.mask for part in of_arm.slices}
             for name, bound in contract.fidelity.bounds.items():
-                tau_nats = bound.tau_nats if isinstance(bound, KlExceedBound) else None
-                limit, unit = (
-                    (bound.max_rate, "share") if isinstance(bound, KlExceedBound) else (bound.max, "nats/token")
-                )
-                clause = ClausePlan(f"fidelity.{name}", limit, unit, contract.text.documents, "documents")
-                means = [_mean(name, columns, tau_nats) for columns in documents]
-                entries.append(cluster_entry(contract.inference, arm, clause, means))
+                whole = fidelity_clause(name, bound, contract.text.documents)
+                for label in (ALL, *bound.slices):
+                    none = np.zeros(of_arm.rows.size, dtype=np.bool_)
+                    part = of_arm.rows if label == ALL else of_arm.rows.take(masks.get(label, none))
+                    documents = contract.text.documents if label == ALL else planned[label]
+                    clause = ClausePlan(f"fidelity.{name}", whole.limit, whole.unit, documents, "documents", label)
+                    means = document_means(FIGURES[name](part), part.document, whole.threshold)
+                    entries.append(cluster_entry(contract.inference, arm, clause, means))
         return entries
+
+    def _planned(self, label: str) -> int:
+        documents = self._contract.text.documents
+        if is_token_slice(label):
+            return documents
+        return planned_documents(documents, {unit.slice for unit in self.units}, label)
+
+    def _scored_ids(self, unit: TokenDocument) -> list[int]:
+        """True next tokens of the rows that the clauses look at."""
+        text = self._contract.text
+        ids = unit.token_ids[text.prompt_tokens + 1 :]
+        if text.scored == "all":
+            return list(ids)
+        return [
+            token for token, role in zip(ids, unit.scored_roles(text.prompt_tokens), strict=True) if role == "assistant"
+        ]
 
     def cost(self, arms: Sequence[PlannedArm]) -> Cost:
         total = sum(len(document.token_ids) for document in self.units)
@@ -87,7 +127,10 @@ class DocumentLevel(Level):
         return Cost(total, run_again * len(arms))
 
     def to_json(self) -> dict[str, Any]:
-        """`sha256` is of all token ids, `scored_sha256` of those that rows hold: the true next token of each."""
+        """`sha256` is of all token ids, `scored_sha256` of those that rows hold: the true next token of each.
+
+        `roles` are those of a conversation's rows, in order, each with its number of rows.
+        """
         corpus, prompt = self._corpus, self._contract.text.prompt_tokens
         return {
             "corpus": {
@@ -96,6 +139,7 @@ class DocumentLevel(Level):
                 "version": corpus.version,
                 "licence": corpus.licence,
                 "sha256": corpus.sha256,
+                "chat_template": self._chat_template,
                 "documents": [
                     {
                         "id": document.id,
@@ -103,6 +147,7 @@ class DocumentLevel(Level):
                         "tokens": len(document.token_ids),
                         "sha256": sha256_json(list(document.token_ids)),
                         "scored_sha256": sha256_json(list(document.token_ids[prompt + 1 :])),
+                        "roles": run_lengths(document.scored_roles(prompt)),
                     }
                     for document in self.units
                 ],
@@ -128,12 +173,20 @@ def check_text_length(contract: Contract, context: int | None, model_name: str) 
         )
 
 
-def _mean(clause: str, columns: Columns, tau_nats: float | None) -> float:
-    """The figure of one document."""
-    kl = columns["kl_nats"]
-    if tau_nats is not None:
-        return sum(value > tau_nats for value in kl) / len(kl)
-    if clause == "nll_delta":
-        pairs = zip(columns["nll_candidate_nats"], columns["nll_reference_nats"], strict=True)
-        return math.fsum(candidate - reference for candidate, reference in pairs) / len(kl)
-    return math.fsum(kl) / len(kl)
+def pilot_table(rows: Sequence[Columns], arms: Sequence[str]) -> TokenTable:
+    """The pilot's rows as the judge reads a run's."""
+    schema = arrow_schema("tokens")
+    columns = {name: [value for part in rows for value in part[name]] for name in schema.names}
+    return read_tokens(pa.table(columns, schema=schema), arms)
+
+
+def document_means(values: Floats, document: Integers, threshold: float | None) -> list[float]:
+    """The figure of each document: a mean, or the share of values beyond the threshold."""
+    if not len(values):
+        return []
+    sums, counts = document_sums(values if threshold is None else (values > threshold).astype(np.float64), document)
+    return (sums / counts).tolist()
+
+
+def run_lengths(roles: Sequence[str]) -> list[tuple[str, int]]:
+    return [(role, len(list(group))) for role, group in groupby(roles)]

@@ -31,6 +31,9 @@ class ClausePlan(NamedTuple):
 
 def cluster_entry(inference: Inference, arm: PlannedArm, clause: ClausePlan, means: Sequence[float]) -> dict[str, Any]:
     """Of a bound on a mean or a share, from one figure a pilot document or prompt."""
+    if len(means) < 2:
+        found = f"the pilot has {len(means)} {clause.n_unit} of this slice, which tell no spread"
+        return _entry(arm, clause, means[0] if means else None, None, None, found)
     mean, variation = _spread(means)
     if variation is None:
         return _entry(arm, clause, mean, None, None, "the pilot saw no difference at all, so it tells no spread")
@@ -78,7 +81,7 @@ def _sequential_entry(
 def _entry(
     arm: PlannedArm,
     clause: ClausePlan,
-    expected: float,
+    expected: float | None,
     needed: int | None,
     power: float | None,
     assumption: str,
