@@ -140,7 +140,12 @@ class _Run:
 
     def measure(self, pack: PackWriter) -> None:
         pack.write_plan(self.plan)
-        append = {"tokens": pack.append_tokens, "items": pack.append_items, "tensors": pack.append_tensors}
+        append = {
+            "tokens": pack.append_tokens,
+            "items": pack.append_items,
+            "tensors": pack.append_tensors,
+            "generations": pack.append_generations,
+        }
 
         def sink(table: str, columns: Columns) -> None:
             append[table](columns)
@@ -148,9 +153,7 @@ class _Run:
         for level in self._levels:
             self._progress.stage(level.words, len(level.units))
             with _timed(self._seconds, level.name):
-                for unit in level.units:
-                    level.measure(self._subject, unit, sink)
-                    self._progress.step()
+                level.measure_all(self._subject, level.units, sink, self._progress.step)
         with _timed(self._seconds, "ledgers"):
             self._ledgers = self._measure_ledgers()
         pack.write_ledgers(self._ledgers)
@@ -162,7 +165,7 @@ class _Run:
         tables = pack.tables()
         computed = {name: pair.computed for name, pair in self._ledgers.items()}
         with _timed(self._seconds, "judge"):
-            verdicts = judge(self._contract, arms, computed, tables.tokens, tables.items)
+            verdicts = judge(self._contract, arms, computed, tables.tokens, tables.items, tables.generations)
         pack.write_verdicts(verdicts)
         return verdicts
 
@@ -191,10 +194,10 @@ class _Run:
                 f"the contract is for model {subject.model!r}, found {self._model_name!r}; "
                 "assess that model, or change subject.model in a copy of the contract"
             )
-        if not self._contract.has_fidelity and not self._contract.task:
+        if not (self._contract.has_fidelity or self._contract.task or self._contract.has_free_running):
             raise ContractError(
                 "the contract bounds bytes alone, which need no run: kvassay bytes computes them; "
-                "add [fidelity.*] or [task.*] to assess what they cost"
+                "add [fidelity.*], [free_running.*] or [task.*] to assess what they cost"
             )
         geometry = geometry_of(self._model_name)
         for arm in self._arms:

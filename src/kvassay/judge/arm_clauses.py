@@ -15,6 +15,9 @@ from kvassay.errors import FormatError
 from kvassay.judge.byte_bounds import byte_clauses
 from kvassay.judge.engagement import Engagement, engagement
 from kvassay.judge.fidelity import fidelity_clauses
+from kvassay.judge.free_running import free_running_clauses
+from kvassay.judge.generation_engagement import with_generations
+from kvassay.judge.generation_rows import GenerationTable
 from kvassay.judge.judged import JudgedClause
 from kvassay.judge.pairing import Faults
 from kvassay.judge.rows import ItemTable, TokenTable
@@ -28,9 +31,11 @@ class Evidence(NamedTuple):
 
     tokens: TokenTable
     items: ItemTable
+    generations: GenerationTable
     token_faults: Faults
     item_faults: Mapping[str, Faults]
     """By task."""
+    generation_faults: Faults
 
 
 class JudgedArm(NamedTuple):
@@ -43,9 +48,10 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
     """Every clause of the contract for one arm; run-wide controls are not applied yet."""
     tokens = evidence.tokens.arms.get(arm.name)
     items = {task: rows for task in contract.task if (rows := evidence.items.arms.get((task, arm.name))) is not None}
+    generations = evidence.generations.get(arm.name)
     fault, found = _identity_fault(arm, ledger), Engagement((), {})
     if isinstance(fault, KVFormat):
-        found = engagement(arm, fault, ledger, tokens, items)
+        found = with_generations(engagement(arm, fault, ledger, tokens, items), arm, fault, generations)
     whole = (fault,) if isinstance(fault, str) else ()
     required = contract.controls.require_engaged
 
@@ -58,6 +64,8 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
             contract, evidence.tokens, tokens, faults("fidelity", evidence.token_faults.get(arm.name, ()))
         )
     ]
+    of_generations = evidence.generation_faults.get(arm.name, ())
+    clauses += free_running_clauses(contract, evidence.generations, generations, faults("free_running", of_generations))
     for task, bound in sorted(contract.task.items()):
         of_rows = evidence.item_faults[task].get(arm.name, ())
         clauses += task_clauses(contract, task, bound, evidence.items, items.get(task), faults(f"task.{task}", of_rows))

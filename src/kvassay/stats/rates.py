@@ -6,8 +6,8 @@ approximation, so neither needs a least number of trials, and no event at all le
 - A rate: the exact binomial tails (C. J. Clopper and E. S. Pearson, Biometrika 26 (1934) 404-413).
 - A mean of figures in [0, 1] of whatever distribution: W. Hoeffding, "Probability inequalities for sums of bounded
   random variables", Journal of the American Statistical Association 58 (1963), theorem 1 in its sharp form,
-  P(mean of n <= x) <= exp(−n·kl(x, mu)) for x below the true mean mu, and likewise above it; kl is that of two Bernoulli
-  variables. With all figures zero it gives 1 − alpha^(1/n), as the exact binomial does.
+  P(mean of n <= x) <= exp(−n·kl(x, mu)) for x below the true mean mu, and likewise above it; kl is that of two
+  Bernoulli variables. With all figures zero it gives 1 − alpha^(1/n), as the exact binomial does.
 """
 
 # pyright: reportMissingTypeStubs=false

@@ -2,7 +2,7 @@
 
 E. L. Kaplan and P. Meier, "Nonparametric estimation from incomplete observations", J. Am. Stat. Assoc. 53 (1958)
 457-481. A prompt's event is the first token that differs. Outputs that are equal to the end of what was generated are
-observed to the horizon and no further; outputs that both ended equally can diverge no more, so they stay equal for good.
+observed to the horizon and no further; outputs that both ended equally can diverge no more, so they stay equal.
 Nothing is then censored before the horizon, and the estimate is the plain share of prompts, with binomial intervals at
 each single t. The band is pointwise: that it holds the whole curve at once is not claimed.
 """

@@ -72,6 +72,14 @@ class Level(ABC):
     def measure(self, subject: Subject, unit: Any, sink: Sink, *, pilot: bool = False) -> None:
         """Run the reference and every arm on one unit and give its rows."""
 
+    def measure_all(
+        self, subject: Subject, units: Sequence[Any], sink: Sink, done: Callable[[], None], *, pilot: bool = False
+    ) -> None:
+        """Measure units and call `done` after each. A level that can run several together overrides this."""
+        for unit in units:
+            self.measure(subject, unit, sink, pilot=pilot)
+            done()
+
     @abstractmethod
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
         """An entry of the plan for each arm and clause (`levels.plan_entries`)."""

@@ -105,8 +105,7 @@ class FreeRunning(Section):
             raise ValueError(f"lengths must be distinct and rising, found {list(self.lengths)}")
         if self.sampling == "greedy" and (self.temperature != 1 or self.top_p != 1):
             raise ValueError(
-                "temperature and top_p change nothing under greedy sampling; leave them out, or set "
-                'sampling = "seeded"'
+                'temperature and top_p change nothing under greedy sampling; leave them out, or set sampling = "seeded"'
             )
         within = self.diverged.within_tokens if self.diverged else None
         if within is not None and within > self.generated_tokens:
