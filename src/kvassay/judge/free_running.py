@@ -88,7 +88,7 @@ def _clause(contract: Contract, name: str, bound: FreeRunningBound, view: _View,
             within = view.length or contract.free_running.within_tokens
             unit, words = "share", f"share of prompts that diverge within {within} tokens"
         case EditDistanceBound():
-            unit, words = "share of tokens", f"mean edit distance over {length} tokens"
+            unit, words = "share", f"mean edit distance over {length} tokens"
         case RepetitionBound():
             least = figure(bound.repeated_share)
             unit, words = "share of prompts", f"share of outputs with at most {least} repeated 4-grams"

@@ -166,7 +166,7 @@ class PromptLevel(Level):
         self, arm: PlannedArm, name: str, bound: FreeRunningBound, pairs: Sequence[tuple[TokenIds, TokenIds]]
     ) -> dict[str, Any]:
         section, inference = self._section, self._contract.inference
-        unit = "share of tokens" if isinstance(bound, EditDistanceBound) else "share of prompts"
+        unit = "share" if isinstance(bound, (DivergedBound, EditDistanceBound)) else "share of prompts"
         clause = ClausePlan(f"free_running.{name}", bound.limit, unit, section.prompts, "prompts")
         if isinstance(bound, DivergedBound):
             events = sum((at := first_divergence(*both)) is not None and at < section.within_tokens for both in pairs)
