@@ -56,6 +56,7 @@ def test_what_is_written_is_read(whole_pack: tuple[Path, PackManifest]) -> None:
         "tokens": dict.fromkeys(MEAN_KL_NATS, 120),
         "items": dict.fromkeys(MEAN_KL_NATS, 40),
         "tensors": dict.fromkeys(MEAN_KL_NATS, 3),
+        "generations": {},
     }
     assert set(manifest.files) == {*REQUIRED_FILES, "report.html", "charts/frontier.json"}
     assert set(content.table_contracts.values()) == {contract.sha256}

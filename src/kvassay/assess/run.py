@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -141,28 +141,40 @@ class _Run:
 
     def measure(self, pack: PackWriter) -> None:
         pack.write_plan(self.plan)
-        append = {"tokens": pack.append_tokens, "items": pack.append_items, "tensors": pack.append_tensors}
+        append = {
+            "tokens": pack.append_tokens,
+            "items": pack.append_items,
+            "tensors": pack.append_tensors,
+            "generations": pack.append_generations,
+        }
 
         for level in self._levels:
-            stop = SequentialStop(self._contract, self._arms)
-
-            def sink(table: str, columns: Columns, stop: SequentialStop = stop) -> None:
-                append[table](columns)
-                stop.see(table, columns)
-
-            self._progress.stage(level.words, len(level.units))
-            with _timed(self._seconds, level.name):
-                for done, unit in enumerate(level.units, 1):
-                    level.measure(self._subject, unit, sink)
-                    self._progress.step()
-                    if stop.reached and done < len(level.units):
-                        self._progress.note(f"{level.words}: settled after {done} of {len(level.units)}; the run stops")
-                        level.units = level.units[:done]  # what the record names as measured
-                        break
+            self._measure_level(level, append)
         with _timed(self._seconds, "ledgers"):
             self._ledgers = self._measure_ledgers()
         pack.write_ledgers(self._ledgers)
         pack.write_subject(self._subject_record())
+
+    def _measure_level(self, level: Level, append: Mapping[str, Callable[[Columns], None]]) -> None:
+        """All units of a level, or as many as the sequential design needs."""
+        stop, measured = SequentialStop(self._contract, self._arms), 0
+
+        def sink(table: str, columns: Columns) -> None:
+            append[table](columns)
+            stop.see(table, columns)
+
+        def done() -> bool:
+            nonlocal measured
+            measured += 1
+            self._progress.step()
+            return stop.reached and measured < len(level.units)
+
+        self._progress.stage(level.words, len(level.units))
+        with _timed(self._seconds, level.name):
+            level.measure_all(self._subject, level.units, sink, done)
+        if stop.reached and measured < len(level.units):
+            self._progress.note(f"{level.words}: settled after {measured} of {len(level.units)}; the run stops")
+            level.units = level.units[:measured]  # what the record names as measured
 
     def judge(self, pack: PackWriter) -> Verdicts:
         arms = [self._arm_record(arm) for arm in self._arms]
@@ -170,7 +182,7 @@ class _Run:
         tables = pack.tables()
         computed = {name: pair.computed for name, pair in self._ledgers.items()}
         with _timed(self._seconds, "judge"):
-            verdicts = judge(self._contract, arms, computed, tables.tokens, tables.items)
+            verdicts = judge(self._contract, arms, computed, tables.tokens, tables.items, tables.generations)
         pack.write_verdicts(verdicts)
         return verdicts
 
@@ -199,10 +211,10 @@ class _Run:
                 f"the contract is for model {subject.model!r}, found {self._model_name!r}; "
                 "assess that model, or change subject.model in a copy of the contract"
             )
-        if not self._contract.has_fidelity and not self._contract.task:
+        if not (self._contract.has_fidelity or self._contract.task or self._contract.has_free_running):
             raise ContractError(
                 "the contract bounds bytes alone, which need no run: kvassay bytes computes them; "
-                "add [fidelity.*] or [task.*] to assess what they cost"
+                "add [fidelity.*], [free_running.*] or [task.*] to assess what they cost"
             )
         geometry = geometry_of(self._model_name)
         for arm in self._arms:

@@ -103,8 +103,8 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
     """The plan, before the run: what is expected, the sample, the chance of a verdict, and the cost."""
     pilot, cost = plan["pilot"], plan["cost"]
     line(
-        f"plan under contract {plan['contract_sha256'][:12]}, from a pilot of {pilot['documents']} documents and "
-        f"{pilot['items']} contexts that the verdict does not reuse:"
+        f"plan under contract {plan['contract_sha256'][:12]}, from a pilot of {pilot['documents']} documents, "
+        f"{pilot['items']} contexts and {pilot['prompts']} prompts that the verdict does not reuse:"
     )
     rows = [
         (

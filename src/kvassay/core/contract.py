@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from kvassay.core.clauses.decision import Candidates, Controls, Inference
 from kvassay.core.clauses.fidelity import Fidelity, TextWorkload
 from kvassay.core.clauses.fields import Section, contract_format
+from kvassay.core.clauses.free_running import FreeRunning
 from kvassay.core.clauses.sizes import ByteBounds
 from kvassay.core.clauses.slice_plan import slice_fault
 from kvassay.core.clauses.subject import Subject
@@ -50,6 +51,7 @@ class Contract(Section):
     inference: Inference = Inference()
     controls: Controls = Controls()
     fidelity: Fidelity = Fidelity()
+    free_running: FreeRunning = FreeRunning()
     task: dict[TaskName, TaskBound] = Field(default_factory=dict[TaskName, TaskBound])
     bytes: ByteBounds = ByteBounds()
     waivers: tuple[Waiver, ...] = ()
@@ -62,7 +64,9 @@ class Contract(Section):
     @model_validator(mode="after")
     def _has_clauses(self) -> Contract:
         if not self.clause_names:
-            raise ValueError("the contract bounds nothing; give at least one of [fidelity.*], [task.*] or [bytes]")
+            raise ValueError(
+                "the contract bounds nothing; give at least one of [fidelity.*], [free_running.*], [task.*] or [bytes]"
+            )
         if needles_alone(self.task) and not self.has_fidelity:
             raise ValueError(
                 f"needles ({', '.join(sorted(self.task))}) see gross damage only and cannot be the only evidence; "
@@ -104,6 +108,7 @@ class Contract(Section):
         """Dotted names of all clauses, e.g. `fidelity.kl_mean`, `task.recall`, `bytes.persistent_per_token_max`."""
         return (
             *(f"fidelity.{name}" for name in self.fidelity.bounds),
+            *(f"free_running.{name}" for name in self.free_running.bounds),
             *(f"task.{name}" for name in sorted(self.task)),
             *(f"bytes.{name}" for name in self.bytes.bounds),
         )
@@ -112,6 +117,11 @@ class Contract(Section):
     def has_fidelity(self) -> bool:
         """True where some clause needs scored text."""
         return bool(self.fidelity.bounds)
+
+    @property
+    def has_free_running(self) -> bool:
+        """True where some clause needs generated text."""
+        return bool(self.free_running.bounds)
 
     @property
     def sha256(self) -> str:

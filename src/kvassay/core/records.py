@@ -79,7 +79,7 @@ class ClauseVerdict(_Record):
     """The bound of the contract, in the clause's unit."""
     n: int
     n_unit: str
-    """`documents`, `contexts` or `formats`."""
+    """`documents`, `contexts`, `prompts` or `formats`."""
     method: str
     details: dict[str, float | int | str | bool | None] = {}
 
@@ -167,3 +167,21 @@ TENSOR_COLUMNS: dict[str, str] = {
 }
 """One row a layer of a captured document. `substituted` is `keys`, `values` or `both`: the sides that were replaced
 by their decoded codes."""
+
+GENERATION_COLUMNS: dict[str, str] = {
+    "arm": "string",
+    "slice": "string",
+    "prompt": "string",
+    "prompt_ids": "string",
+    "end_ids": "string",
+    "reference_ids": "string",
+    "candidate_ids": "string",
+    "reading_queries": "int32",
+    "stored_reads": "float64",
+    "logit_drift": "float64",
+}
+"""One row a prompt of the free-running level; it shares no row and no column of figures with the teacher-forced one.
+Ids are texts of `core.free_running_rule.ids_text`: of the prompt, of the tokens that end an output, and of both
+outputs. Of the candidate's queries after the prompt, `reading_queries` read stored codes, `stored_reads` older tokens a
+query on average. `logit_drift` is the largest change of the highest logit while both outputs had the same history,
+and null where no query after the prompt had it."""

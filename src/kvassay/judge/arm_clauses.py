@@ -16,6 +16,9 @@ from kvassay.errors import FormatError
 from kvassay.judge.byte_bounds import byte_clauses
 from kvassay.judge.engagement import Engagement, ItemSlices, engagement
 from kvassay.judge.fidelity import fidelity_clauses
+from kvassay.judge.free_running import free_running_clauses
+from kvassay.judge.generation_engagement import with_generations
+from kvassay.judge.generation_rows import GenerationTable
 from kvassay.judge.judged import JudgedClause
 from kvassay.judge.pairing import Faults
 from kvassay.judge.rows import ItemTable, TokenTable, labels_of, rows_in_slice
@@ -30,11 +33,13 @@ class Evidence(NamedTuple):
 
     tokens: TokenTable
     items: ItemTable
+    generations: GenerationTable
     token_faults: Faults
     item_faults: Mapping[str, Faults]
     """By task."""
     token_counts: TokenCounts
     """Of the tokens that the run scores, whatever the arm."""
+    generation_faults: Faults
 
 
 class JudgedArm(NamedTuple):
@@ -47,6 +52,7 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
     """Every clause of the contract for one arm; run-wide controls are not applied yet."""
     tokens = evidence.tokens.arms.get(arm.name)
     items = {task: rows for task in contract.task if (rows := evidence.items.arms.get((task, arm.name))) is not None}
+    generations = evidence.generations.get(arm.name)
     token_parts = None
     if tokens is not None:
         token_parts = token_slices(evidence.tokens, tokens, contract.text, evidence.token_counts)
@@ -58,6 +64,7 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
             for task, rows in items.items()
         }
         found = engagement(arm, fault, ledger, tokens, token_parts, item_parts)
+        found = with_generations(found, arm, fault, generations)
     whole = (fault,) if isinstance(fault, str) else ()
     required = contract.controls.require_engaged
 
@@ -67,6 +74,8 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
 
     of_rows = evidence.token_faults.get(arm.name, ())
     clauses = [*fidelity_clauses(contract, token_parts, faults("fidelity", of_rows))]
+    of_generations = evidence.generation_faults.get(arm.name, ())
+    clauses += free_running_clauses(contract, evidence.generations, generations, faults("free_running", of_generations))
     for task, bound in sorted(contract.task.items()):
         of_rows = evidence.item_faults[task].get(arm.name, ())
         clauses += task_clauses(contract, task, bound, evidence.items, items.get(task), faults(f"task.{task}", of_rows))

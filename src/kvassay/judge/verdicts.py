@@ -11,6 +11,8 @@ from kvassay.core.records import Arm, FormatVerdict, Outcome, Role, Verdicts
 from kvassay.errors import PackError
 from kvassay.judge.arm_clauses import Evidence, JudgedArm, judge_arm
 from kvassay.judge.formats import Conclusion, conclude, format_verdict, format_verdicts, overall
+from kvassay.judge.generation_faults import generation_faults
+from kvassay.judge.generation_rows import read_generations
 from kvassay.judge.pairing import item_faults, joined, token_faults
 from kvassay.judge.rows import ArrowTable, read_items, read_tokens
 from kvassay.judge.run_controls import RunControls
@@ -24,10 +26,12 @@ def judge(
     ledgers: Mapping[str, ByteLedger],
     tokens: ArrowTable,
     items: ArrowTable,
+    generations: ArrowTable | None = None,
 ) -> Verdicts:
     """Judge a run. Equal inputs give equal verdicts on every machine; the order of arms and rows does not matter.
 
-    `ledgers` are by arm name. `tokens` and `items` are `pyarrow.Table`s with the columns of `kvassay.core.records`.
+    `ledgers` are by arm name. `tokens`, `items` and `generations` are `pyarrow.Table`s with the columns of
+    `kvassay.core.records`; without generations their clauses are NOT_MEASURED.
     Formats come out in this order: the contract's candidates, run or not; candidates that it does not name; canaries;
     A/A runs. Raises PackError for tables that cannot be read as rows, rows of undeclared arms, and arms named twice.
     """
@@ -35,15 +39,18 @@ def judge(
     if len(set(names)) != len(names):
         raise PackError(f"arms must have distinct names, found {sorted(names)}")
     token_table, item_table = read_tokens(tokens, sorted(names)), read_items(items, sorted(names))
+    generation_table = read_generations(generations, sorted(names))
     evidence = Evidence(
         tokens=token_table,
         items=item_table,
+        generations=generation_table,
         token_faults=token_faults(token_table, contract.text),
         item_faults={
             task: joined(item_faults(item_table, task, contract), stop_faults(contract, task, arms, item_table))
             for task in contract.task
         },
         token_counts=run_counts(token_table, contract.text),
+        generation_faults=generation_faults(generation_table, contract.free_running),
     )
     candidates, strangers = _candidates(contract, arms)
     others = sorted(

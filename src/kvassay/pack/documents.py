@@ -101,6 +101,10 @@ def measured_length_fault(pack: PackContent, pair: ArmLedgers) -> str | None:
     if pack.contract.has_fidelity:
         planned = text.prompt_tokens + text.scored_tokens
         return None if tokens == planned else f"the ledger is of {tokens} tokens, documents have {planned}"
+    if pack.contract.has_free_running and not pack.contract.task:
+        free = pack.contract.free_running
+        planned = free.prompt_tokens + free.generated_tokens
+        return None if tokens == planned else f"the ledger is of {tokens} tokens, generation reaches {planned}"
     # The question and the answer stand behind the context, and their length is not in the rows.
     items = read_items(pack.tables.items, [arm.name for arm in pack.arms])
     longest = max((int(np.nan_to_num(rows.context_tokens).max()) for rows in items.arms.values()), default=0)

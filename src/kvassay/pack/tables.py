@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kvassay.core.records import ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS
+from kvassay.core.records import GENERATION_COLUMNS, ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS
 from kvassay.errors import PackError
 from kvassay.pack.plain_files import open_plain
 
@@ -28,6 +28,7 @@ TABLE_COLUMNS: dict[str, dict[str, str]] = {
     "tokens": TOKEN_COLUMNS,
     "items": ITEM_COLUMNS,
     "tensors": TENSOR_COLUMNS,
+    "generations": GENERATION_COLUMNS,
 }
 CONTRACT_KEY = b"kvassay.contract_sha256"
 TABLE_KEY = b"kvassay.table"
@@ -53,6 +54,11 @@ _IDENTIFYING = frozenset(
         "token_id",
         "layer",
         "substituted",
+        "prompt",
+        "prompt_ids",
+        "end_ids",
+        "reference_ids",
+        "candidate_ids",
     }
 )
 
@@ -63,6 +69,7 @@ class Tables(NamedTuple):
     tokens: ArrowTable
     items: ArrowTable
     tensors: ArrowTable
+    generations: ArrowTable
 
 
 def table_file(table: str) -> str:

@@ -23,6 +23,7 @@ from kvassay.pack.documents import document_checks
 from kvassay.pack.files import read_manifest, verify_files
 from kvassay.pack.layout import PACK_SCHEMA, VERDICTS, PackManifest
 from kvassay.pack.plain_files import read_plain
+from kvassay.pack.prompts import prompt_checks
 from kvassay.pack.reader import read_pack
 from kvassay.pack.rejudge import rejudge_check
 from kvassay.pack.strict_json import MAX_JSON_NBYTES
@@ -52,6 +53,7 @@ def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
     yield from _guarded("row-counts", lambda: row_count_checks(pack, manifest))
     yield from _guarded("arms", lambda: arm_checks(pack))
     yield from _guarded("documents", lambda: document_checks(pack))
+    yield from _guarded("prompts", lambda: prompt_checks(pack))
     yield from _guarded("ledgers", lambda: ledger_checks(pack))
     yield rejudge_check(pack, verdicts)
 

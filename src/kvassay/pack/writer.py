@@ -24,7 +24,7 @@ class PackWriter:
         with PackWriter(out, contract, contract_toml) as pack:
             pack.append_tokens({"arm": "kivi-4", "document": "d1", "position": positions, ...})
             tables = pack.tables()
-            pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items))
+            pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items, tables.generations))
             ...
             pack.write_report(render(pack.content()))
             manifest = pack.commit()
@@ -69,6 +69,9 @@ class PackWriter:
 
     def append_tensors(self, rows: Rows) -> None:
         self._append("tensors", rows)
+
+    def append_generations(self, rows: Rows) -> None:
+        self._append("generations", rows)
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         self._folder.write_json(layout.PLAN, dict(plan))

@@ -12,6 +12,7 @@ from kvassay.report.frontier_chart import frontier_chart
 from kvassay.report.layer_chart import layer_chart
 from kvassay.report.ledger_chart import ledger_chart
 from kvassay.report.slice_chart import slice_chart
+from kvassay.report.survival_chart import survival_chart
 
 
 class ChartKind(NamedTuple):
@@ -69,6 +70,23 @@ KINDS: tuple[ChartKind, ...] = (
             ("upper_nats", "upper bound"),
         ),
         slice_chart,
+    ),
+    ChartKind(
+        "agreement-survival",
+        "Survival of agreement, free-running",
+        "For each format one strip. Horizontal: generated tokens. Vertical, 0 to 100%: share of prompts whose output "
+        "is still equal to the reference's, with its pointwise confidence band. A dashed line is the reference run "
+        "again, the noise floor.",
+        (
+            ("arm", "format"),
+            ("tokens", "tokens"),
+            ("prompts", "prompts"),
+            ("equal", "still equal"),
+            ("share", "share"),
+            ("low", "lower bound"),
+            ("high", "upper bound"),
+        ),
+        survival_chart,
     ),
     ChartKind(
         "error-by-layer",

@@ -62,7 +62,12 @@ _FILES = {
     **dict(
         zip(
             layout.ROW_FILES,
-            ("one row a decode position", "one row a task item", "one row a layer of a captured document"),
+            (
+                "one row a decode position of the teacher-forced level",
+                "one row a task item",
+                "one row a layer of a captured document",
+                "one row a prompt of the free-running level",
+            ),
             strict=True,
         )
     ),

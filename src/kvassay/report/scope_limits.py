@@ -98,12 +98,22 @@ def _quality(content: PackContent) -> tuple[str, ...]:
         sentences.append(f"The contract has no bound on {_listed(absent)}.")
     if content.tables.tokens.num_rows:
         sentences.append(
-            "Fidelity was scored on a fixed history (teacher-forced). Free-running generation, where an "
-            "early difference "
-            "changes all that follows, was not measured."
+            "Fidelity was scored on a fixed history (teacher-forced)."
+            + (
+                ""
+                if content.tables.generations.num_rows
+                else " Free-running generation, where an early difference changes all that follows, was not measured."
+            )
         )
     else:
         sentences.append("No token rows exist: fidelity was not measured.")
+    if content.tables.generations.num_rows:
+        free = contract.free_running
+        sentences.append(
+            f"Free-running outputs are of at most {free.generated_tokens:,} tokens after prompts of "
+            f"{free.prompt_tokens:,}; nothing is shown for longer ones. A divergence is another text, which need not "
+            "be a worse one: whether outputs are still right is what tasks show."
+        )
     if not contract.task:
         sentences.append("The contract has no task: a small KL alone does not show that a task is still solved.")
     elif not content.tables.items.num_rows:

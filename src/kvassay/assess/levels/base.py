@@ -72,6 +72,18 @@ class Level(ABC):
     def measure(self, subject: Subject, unit: Any, sink: Sink, *, pilot: bool = False) -> None:
         """Run the reference and every arm on one unit and give its rows."""
 
+    def measure_all(
+        self, subject: Subject, units: Sequence[Any], sink: Sink, done: Callable[[], object], *, pilot: bool = False
+    ) -> None:
+        """Measure units, call `done` after each and end where it returns something true.
+
+        A level that runs several units together overrides this; it need not end early.
+        """
+        for unit in units:
+            self.measure(subject, unit, sink, pilot=pilot)
+            if done():
+                return
+
     @abstractmethod
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
         """An entry of the plan for each arm and clause (`levels.plan_entries`)."""

@@ -7,6 +7,7 @@ from typing import Any
 from kvassay.assess.levels.base import Level
 from kvassay.assess.levels.documents import DocumentLevel
 from kvassay.assess.levels.items import ItemLevel
+from kvassay.assess.levels.prompts import PromptLevel
 from kvassay.core.contract import Contract
 
 
@@ -17,4 +18,8 @@ def drawn_levels(contract: Contract, tokenizer: Any) -> tuple[Level, ...]:
         levels.append(DocumentLevel(contract, tokenizer))
     if contract.task:
         levels.append(ItemLevel(contract, tokenizer))
+    if contract.has_free_running:
+        # The documents of a level's pilot calibrate static scales and so are never judged.
+        taken = {unit.id for level in levels if isinstance(level, DocumentLevel) for unit in level.pilot_units}
+        levels.append(PromptLevel(contract, tokenizer, taken))
     return tuple(levels)
