@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -125,7 +126,7 @@ def _on_hull(units: Sequence[Sequence[Choice]], budget: int) -> Allocation:
             units[unit][after].loss - units[unit][before].loss,
         )
         for unit, hull in enumerate(hulls)
-        for place, (before, after) in enumerate(zip(hull, hull[1:], strict=False))
+        for place, (before, after) in enumerate(pairwise(hull))
     )
     bound = None
     for move in moves:

@@ -130,9 +130,7 @@ class SearchPilot:
                     run = self._scorer.candidate(ids, self._prompt, reference, formats[name], scales[name])
                     found[name] = run.hidden[:-1]
                     progress.step()
-                measures = compare_distributions(
-                    self._scorer.output_head, hidden[:-1], found, ids[self._prompt + 1 :]
-                )
+                measures = compare_distributions(self._scorer.output_head, hidden[:-1], found, ids[self._prompt + 1 :])
                 for name in names:
                     means[name].append(self._means(name, measures[name]))
         return {

@@ -156,7 +156,7 @@ def read_sensitivities(path: Path, pilot: SearchPilot, wanted: Wanted) -> Sensit
         found = Sensitivities.model_validate_json(path.read_bytes())
     except (ValidationError, UnicodeDecodeError) as error:
         first = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
-        raise SearchError(f"{path}: not a file of sensitivities ({SCHEMA}): {first}; remove it to measure anew") from None
+        raise SearchError(f"{path}: not a file of {SCHEMA}: {first}; remove it to measure anew") from None
     for what, is_, expected in _facts(found, pilot, wanted):
         if is_ != expected:
             raise SearchError(
@@ -171,7 +171,9 @@ def read_sensitivities(path: Path, pilot: SearchPilot, wanted: Wanted) -> Sensit
         )
     pairs = {(unit, width) for unit in units_of(wanted.geometry, wanted.by) for width in wanted.ladder.widths}
     if found.mean_kl().keys() != pairs or len(found.entries) != len(pairs):
-        raise SearchError(f"{path}: {len(found.entries)} entries, expected one for each of {len(pairs)} units and widths")
+        raise SearchError(
+            f"{path}: {len(found.entries)} entries; expected one for each of {len(pairs)} unit-width pairs"
+        )
     return found
 
 
