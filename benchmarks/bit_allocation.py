@@ -32,12 +32,14 @@ from kvassay.find.candidates import Candidate, allocation_within
 from kvassay.find.ladder import parse_ladder
 from kvassay.find.pilot import PilotFigures, PilotSize, SearchPilot, draw_pilot_text
 from kvassay.find.sensitivity import (
+    Sensitivities,
     Wanted,
     choices,
     measure_sensitivities,
     read_sensitivities,
     write_sensitivities,
 )
+from kvassay.workloads.corpus import load_corpus
 
 JUDGED = {"prompt_tokens": 256, "scored_tokens": 128}
 TOKENS = sum(JUDGED.values())
@@ -80,17 +82,23 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     geometry = loaded.geometry
     ladder = parse_ladder(given.ladder, [int(width) for width in given.widths.split(",")])
     scorer = DecodeScorer(loaded.model, geometry)
-    text = draw_pilot_text(contract, loaded.tokenizer, PilotSize(given.documents, **JUDGED), ())
+    known = _read(given.sensitivities)
+    looked_at = frozenset(document.id for document in known.text.documents) if known is not None else frozenset()
+    text = draw_pilot_text(contract, loaded.tokenizer, PilotSize(given.documents, **JUDGED), looked_at)
     taken = frozenset(document.id for document in text.documents)
-    pilot = SearchPilot(scorer, draw_pilot_text(contract, loaded.tokenizer, PilotSize(), taken), contract)
+    # The same documents as those of the file, so that predicted and measured KL differ by additivity alone.
+    others = frozenset(document.id for document in load_corpus(text.corpus).documents) - looked_at
+    pilot_text = draw_pilot_text(contract, loaded.tokenizer, PilotSize(), others if looked_at else taken)
+    pilot = SearchPilot(scorer, pilot_text, contract)
     wanted = Wanted(given.model, loaded.hashes, geometry, ladder, given.by, taken)
     with ProgressDisplay() as progress:
-        if given.sensitivities is not None and given.sensitivities.exists():
+        if known is not None:
             isolated_kl = read_sensitivities(given.sensitivities, pilot, wanted)
         else:
             isolated_kl = measure_sensitivities(pilot, wanted, progress)
             if given.sensitivities is not None:
                 write_sensitivities(given.sensitivities, isolated_kl)
+        assert {d.id for d in isolated_kl.text.documents} == {d.id for d in pilot_text.documents}
         isolated = choices(isolated_kl.mean_kl(), ladder, geometry, given.by, TOKENS)
         pairs: dict[str, Candidate] = {}
         for name in given.uniform or ["exl3-5", "exl3-4", "exl3-3"]:
@@ -120,6 +128,10 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "rows": [_row(name, pairs[name], on_pilot, on_others, geometry) for name in pairs],
     }
+
+
+def _read(path: Path | None) -> Sensitivities | None:
+    return None if path is None or not path.exists() else Sensitivities.model_validate_json(path.read_bytes())
 
 
 def _row(

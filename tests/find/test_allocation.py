@@ -33,9 +33,7 @@ instances = st.lists(st.lists(choice, min_size=1, max_size=4), min_size=1, max_s
 
 
 def brute_force(units, budget: int) -> float:
-    return min(
-        sum(c.loss for c in picked) for picked in product(*units) if sum(c.nbytes for c in picked) <= budget
-    )
+    return min(sum(c.loss for c in picked) for picked in product(*units) if sum(c.nbytes for c in picked) <= budget)
 
 
 def least(units) -> int:

@@ -18,11 +18,7 @@ DEMO = (Path(__file__).parents[2] / "contracts" / "demo.toml").read_text()
 
 keys = st.text(max_size=6)
 scalars = (
-    st.text(max_size=12)
-    | st.booleans()
-    | st.integers(-(1 << 53), 1 << 53)
-    | st.floats(allow_nan=False)
-    | st.dates()
+    st.text(max_size=12) | st.booleans() | st.integers(-(1 << 53), 1 << 53) | st.floats(allow_nan=False) | st.dates()
 )
 tables = st.recursive(
     st.dictionaries(keys, scalars | st.lists(scalars, max_size=3), max_size=4),

@@ -12,6 +12,7 @@ from kvassay.assess.levels.drawn import drawn_levels
 from kvassay.assess.progress import Progress, Silent
 from kvassay.assess.run import Assessment, run_assessment
 from kvassay.core.contract import parse_contract
+from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.model_source import geometry_of
 from kvassay.core.records import ExitCode, FormatVerdict, Outcome, Role
@@ -113,6 +114,8 @@ def _choose(model_name: str, contract_toml: str, options: SearchOptions, progres
         raise ContractError("the contract bounds bytes alone, which need no search: kvassay capacity computes them")
     geometry = geometry_of(model_name)
     ladder = _ladder(options, geometry)
+    for name in options.formats:
+        check_serves(parse_format(name), geometry)
     loaded = load_model(model_name, announce=progress.note)
     levels = drawn_levels(contract, loaded.tokenizer)
     tokens = _context_tokens(levels)
