@@ -42,6 +42,7 @@ from kvassay.find.sensitivity import (
 from kvassay.workloads.corpus import load_corpus
 
 JUDGED = {"prompt_tokens": 256, "scored_tokens": 128}
+OUTCOMES = {1: "allocated loses less", 0: "not resolved", -1: "uniform loses less"}
 TOKENS = sum(JUDGED.values())
 CONTRACT = """
 schema = "kvassay.contract/1"
@@ -153,7 +154,7 @@ def _row(
         "uniform_kl": _bounds(interval(one)),
         "allocated_kl": _bounds(interval(other)),
         "difference": _bounds(interval(one - other)),
-        "outcome": {1: "allocated loses less", 0: "not resolved", -1: "uniform loses less"}[interval(one - other).sign],
+        "outcome": OUTCOMES[interval(one - other).sign],
         "documents_where_allocated_loses_less": int((other < one).sum()),
         "documents": len(one),
         "predicted_kl": allocated.predicted_kl,
@@ -180,8 +181,8 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     for row in result["rows"]:
         lines.append(
-            f"| `{row['uniform']}` | {row['uniform_bits']:.3f} | {row['uniform_nbytes']:,}, {row['allocated_nbytes']:,} "
-            f"| {row['uniform_kl']['estimate']:.4g} | {row['allocated_kl']['estimate']:.4g} "
+            f"| `{row['uniform']}` | {row['uniform_bits']:.3f} "
+            f"| {row['uniform_nbytes']:,}, {row['allocated_nbytes']:,} | {row['uniform_kl']['estimate']:.4g} | {row['allocated_kl']['estimate']:.4g} "
             f"| {_interval(row['difference'])} | {row['documents']} | {row['outcome']} |"
         )
     lines += ["", "| allocation | sum of isolated KL | KL on the same documents | ratio |", "|---|---|---|---|"]

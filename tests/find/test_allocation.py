@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
@@ -177,7 +177,7 @@ def test_the_frontier_leaves_out_what_costs_and_loses_more() -> None:
 @given(st.dictionaries(st.text(max_size=3), st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=12))
 def test_a_frontier_rises_in_both_and_dominates_the_rest(points) -> None:
     kept = frontier({n: p[0] for n, p in points.items()}, {n: p[1] for n, p in points.items()})
-    for one, other in zip(kept, kept[1:], strict=False):
+    for one, other in pairwise(kept):
         assert points[one][0] > points[other][0]
         assert points[one][1] < points[other][1]
     for cost, loss in points.values():
@@ -192,6 +192,6 @@ def test_the_sequence_begins_with_the_safest_and_steps_over_the_limit_once() -> 
     assert found == sorted(found, key=names.index)
     assert len(found) == 6
     assert any((shares[name] or 0) > 1 for name in found[-1:])
-    assert sequence(names, {name: 5.0 for name in names}, 6) == ["f0"]
+    assert sequence(names, dict.fromkeys(names, 5.0), 6) == ["f0"]
     even = sequence(names, dict.fromkeys(names), 4)
     assert (even[0], even[-1], len(even)) == ("f0", "f11", 4)

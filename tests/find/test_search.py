@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_the_sequence_is_the_frontier_from_conservative_to_bold(loose) -> None:
     _, found = loose
     rows = {row.format: row for row in found.formats}
     judged = [rows[name] for name in found.sequence]
-    for one, other in zip(judged, judged[1:], strict=False):
+    for one, other in pairwise(judged):
         assert one.nbytes_per_token > other.nbytes_per_token
         assert one.pilot_kl_nats < other.pilot_kl_nats
     assert all(row.on_frontier for row in judged)
@@ -149,6 +150,7 @@ def test_allocations_are_predicted_and_uniform_formats_are_not(loose) -> None:
     assert all(dropped.values())
 
 
+@pytest.mark.slow
 def test_a_second_search_reads_the_sensitivities_and_agrees(loose, tiny_folder, texts, tmp_path, monkeypatch) -> None:
     folder, first = loose
 
@@ -206,12 +208,13 @@ def test_sensitivities_of_a_judged_document_are_refused(loose, tiny_folder, text
         )
 
 
+@pytest.mark.slow
 def test_a_bound_between_two_formats_stops_there(loose, tiny_folder, texts, tmp_path) -> None:
-    """The limit lies between the intervals of two judged formats: the winner loses less, and what follows is not met."""
+    """The limit lies between the intervals of two judged formats: the winner loses less, what follows is not met."""
     _, first = loose
     kl = {row.format: row.kl for row in first.formats if row.kl is not None}
     limit = 0.0
-    for one, other in zip(first.sequence, first.sequence[1:], strict=False):
+    for one, other in pairwise(first.sequence):
         upper, lower = kl[one].upper, kl[other].lower
         assert upper is not None
         assert lower is not None
@@ -245,6 +248,7 @@ def test_a_contract_that_nothing_meets_is_breached_with_its_reason(tiny_folder, 
     assert verify_pack(tmp_path / "out", found.root).passed
 
 
+@pytest.mark.slow
 def test_a_canary_that_does_not_fail_leaves_the_search_inconclusive(tiny_folder, texts, tmp_path, capsys) -> None:
     (tmp_path / "c.toml").write_text(toml(texts, limit=1000.0, canary="kv=int8:group32/scale=f32"))
     arguments = ["find", str(tiny_folder), "--contract", str(tmp_path / "c.toml"), "--out", str(tmp_path / "out")]
@@ -258,6 +262,7 @@ def test_a_canary_that_does_not_fail_leaves_the_search_inconclusive(tiny_folder,
     assert found.by == "head"
 
 
+@pytest.mark.slow
 def test_formats_beyond_the_byte_bound_are_left_out_before_the_run(tiny_folder, texts, tmp_path) -> None:
     """Judged first they would be breached, and stop the sequence."""
     text = toml(texts, 1000.0, require=False) + "\n[bytes]\npersistent_per_token_max = 420.0\n"
@@ -267,6 +272,7 @@ def test_formats_beyond_the_byte_bound_are_left_out_before_the_run(tiny_folder, 
     assert any("the contract allows 420" in row.reason for row in found.dropped)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native_state().missing is not None, reason="no compiled kernels here")
 def test_speed_times_what_kernels_read_and_nothing_else(tiny_folder, texts, tmp_path, capsys) -> None:
     (tmp_path / "c.toml").write_text(toml(texts, limit=1000.0, require=False))

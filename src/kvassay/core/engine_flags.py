@@ -167,12 +167,20 @@ def engine_runs(kv_format: KVFormat, geometry: CacheGeometry) -> tuple[EngineRun
     return tuple(runs)
 
 
+class _LlamaCppSide(NamedTuple):
+    name: str
+    rotates: bool
+    """Whether llama.cpp would rotate it, were the environment silent."""
+    rotated: bool
+    """Whether our format is."""
+
+
 def _llama_cpp(kv_format: KVFormat, geometry: CacheGeometry) -> list[EngineRun]:
     """By side. It rotates a quantized cache unless the environment says no, so rotated and plain are told apart."""
     dims = [(layer.head_dim, layer.value_dim) for layer in geometry.layers]
     if any(layer != dims[0] for layer in dims):
         return []  # it decides on rotation by the size that all heads share
-    found = []
+    found: list[_LlamaCppSide] = []
     for spec, dim, block in zip(
         (kv_format.keys, kv_format.values), dims[0], (dims[0][0] & -dims[0][0], _ROTATION_STEP), strict=True
     ):
@@ -184,13 +192,14 @@ def _llama_cpp(kv_format: KVFormat, geometry: CacheGeometry) -> list[EngineRun]:
         rotated = spec.rotation is not None
         if rotated and not (rotates and _is_hadamard(spec, dim, block)):
             return []
-        found.append((name, rotates, rotated))
-    states = {rotated for _, rotates, rotated in found if rotates}
+        found.append(_LlamaCppSide(name, rotates, rotated))
+    keys, values = found
+    states = {side.rotated for side in found if side.rotates}
     if len(states) > 1:
         return []  # the variable turns off both
     off = states == {False}
-    notes = ["a quantized V cache needs flash attention"] if found[1][0] not in ("f16", "bf16", "f32") else []
-    if found[0][0] != found[1][0]:
+    notes = ["a quantized V cache needs flash attention"] if values.name not in ("f16", "bf16", "f32") else []
+    if keys.name != values.name:
         notes.append("CUDA builds need GGML_CUDA_FA_ALL_QUANTS for two different types")
     if off:
         notes.append("without the variable it rotates quantized keys and values first, which is another format")
@@ -198,8 +207,8 @@ def _llama_cpp(kv_format: KVFormat, geometry: CacheGeometry) -> list[EngineRun]:
     return [
         EngineRun(
             "llama.cpp",
-            found[0][0] if found[0][0] == found[1][0] else f"{found[0][0]} and {found[1][0]}",
-            ("--cache-type-k", found[0][0], "--cache-type-v", found[1][0], "--flash-attn", "on"),
+            keys.name if keys.name == values.name else f"{keys.name} and {values.name}",
+            ("--cache-type-k", keys.name, "--cache-type-v", values.name, "--flash-attn", "on"),
             ("LLAMA_ATTN_ROT_DISABLE=1",) if off else (),
             "",
             Conformance.PROVEN if proven else Conformance.READ,

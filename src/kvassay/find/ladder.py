@@ -116,14 +116,14 @@ def allocated_format(ladder: Ladder, geometry: CacheGeometry, widths: dict[Unit,
     """The format of an allocation, written with as few overrides as its most common widths allow."""
     common = {side: _most_common([w for unit, w in widths.items() if unit.side == side]) for side in SIDES}
     found: dict[tuple[Side, tuple[int, ...] | None, int], list[int]] = {}
-    for index, layer in enumerate(geometry.layers):
+    for index in range(geometry.num_layers):
         for side in SIDES:
-            own = {unit.head: width for unit, width in widths.items() if unit.layer == index and unit.side == side}
-            if len(set(own.values())) == 1:
-                own = {None: next(iter(own.values()))}
-            for width in sorted(set(own.values()) - {common[side]}):
-                heads = None if None in own else tuple(head for head in range(layer.kv_heads) if own[head] == width)
-                found.setdefault((side, heads, width), []).append(index)
+            own = [(unit.head, width) for unit, width in widths.items() if unit.layer == index and unit.side == side]
+            found_widths = {width for _, width in own}
+            for width in sorted(found_widths - {common[side]}):
+                heads = tuple(sorted(head for head, each in own if head is not None and each == width))
+                named = None if len(found_widths) == 1 else heads
+                found.setdefault((side, named, width), []).append(index)
     overrides = tuple(
         Override(layers=tuple(layers), heads=heads, **{side: ladder.spec(width, side)})
         for (side, heads, width), layers in found.items()
