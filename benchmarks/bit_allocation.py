@@ -182,7 +182,8 @@ def markdown(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         lines.append(
             f"| `{row['uniform']}` | {row['uniform_bits']:.3f} "
-            f"| {row['uniform_nbytes']:,}, {row['allocated_nbytes']:,} | {row['uniform_kl']['estimate']:.4g} | {row['allocated_kl']['estimate']:.4g} "
+            f"| {row['uniform_nbytes']:,}, {row['allocated_nbytes']:,} "
+            f"| {row['uniform_kl']['estimate']:.4g} | {row['allocated_kl']['estimate']:.4g} "
             f"| {_interval(row['difference'])} | {row['documents']} | {row['outcome']} |"
         )
     lines += ["", "| allocation | sum of isolated KL | KL on the same documents | ratio |", "|---|---|---|---|"]

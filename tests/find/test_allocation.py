@@ -160,7 +160,7 @@ def test_isolated_formats_quantize_one_unit_alone() -> None:
         ("kv=int4:group32", [2, 4], SearchError, "has no {bits} in it"),
         ("kv=int{bits}:group32", [4, 4], SearchError, "two widths or more"),
         ("kv=int{bits}:group32,@3=f16", [2, 4], SearchError, "names layers"),
-        ("kv=exl3-{bits}", [4, 7], FormatError, "at width 7: codec 'exl3-7' is unknown"),
+        ("kv=exl3-{bits}", [4, 9], FormatError, "at width 9: codec 'exl3-9' is unknown"),
     ],
 )
 def test_ladders_that_are_none_say_why(template, widths, error, message) -> None:
