@@ -11,10 +11,12 @@ import kvassay
 from kvassay.cli.assess import assess
 from kvassay.cli.bytes import bytes_command
 from kvassay.cli.capacity import capacity_command
+from kvassay.cli.contract import contract
 from kvassay.cli.doctor import doctor
 from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
 from kvassay.cli.formats import formats
+from kvassay.cli.plan import plan
 from kvassay.cli.report import report
 from kvassay.cli.scales import scales
 from kvassay.cli.verify import verify
@@ -28,6 +30,8 @@ app = cyclopts.App(
     suppress_keyboard_interrupt=False,
 )
 app.command(assess)
+app.command(plan)
+app.command(contract)
 app.command(bytes_command, name="bytes")
 app.command(capacity_command, name="capacity")
 app.command(formats)

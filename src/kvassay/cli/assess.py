@@ -58,7 +58,7 @@ def assess(
     loaded = parse_contract(text, str(contract))
     require_torch("kvassay assess")
     if dry_run:
-        return _dry_run(model, loaded, scales, json)
+        return dry_run_plan(model, loaded, scales, json)
     from kvassay.assess.run import run_assessment
 
     folder = out or Path(f"kvassay-{_slug(model)}-{_slug(loaded.name)}")
@@ -83,7 +83,8 @@ def assess(
     return verdicts.exit_code
 
 
-def _dry_run(model: str, contract: Contract, scales: Path | None, json: bool) -> int:
+def dry_run_plan(model: str, contract: Contract, scales: Path | None, json: bool) -> int:
+    """Pilot, plan and cost, on stdout; what `kvassay plan` does too."""
     from kvassay.assess.run import plan_assessment
 
     with ProgressDisplay(quiet=json) as progress:
