@@ -11,11 +11,13 @@ import kvassay
 from kvassay.cli.assess import assess
 from kvassay.cli.bytes import bytes_command
 from kvassay.cli.capacity import capacity_command
+from kvassay.cli.compare import compare
 from kvassay.cli.contract import contract
 from kvassay.cli.doctor import doctor
 from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
 from kvassay.cli.formats import formats
+from kvassay.cli.judge import judge
 from kvassay.cli.plan import plan
 from kvassay.cli.report import report
 from kvassay.cli.scales import scales
@@ -38,6 +40,8 @@ app.command(formats)
 app.command(doctor)
 app.command(scales)
 app.command(verify)
+app.command(compare)
+app.command(judge)
 app.command(report)
 app.command(experiment)
 
