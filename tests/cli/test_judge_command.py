@@ -187,7 +187,7 @@ def test_rows_of_a_pack_without_text_or_task_answer_none(tmp_path, capsys, monke
 def second(tmp_path, monkeypatch) -> Path:
     """The same texts and items; KIVI-4 loses less, under another margin."""
     monkeypatch.setitem(sample_pack.MEAN_KL_NATS, "kivi-4", 0.01)
-    monkeypatch.setitem(sample_pack.WRONG_SHARE, "kivi-4", 0.2)
+    monkeypatch.setitem(sample_pack.WRONG_SHARE, "kivi-4", 0.7)
     monkeypatch.setattr(sample_pack, "CONTRACT_TOML", CONTRACT_TOML.replace("margin = 0.1", "margin = 0.2"))
     write_sample(tmp_path / "second")
     return tmp_path / "second"

@@ -15,8 +15,8 @@ from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm, Verdicts
 from kvassay.errors import KvassayError, PackError
 from kvassay.pack import layout
-from kvassay.pack.files import read_manifest, verify_files
-from kvassay.pack.layout import PACK_SCHEMA, PackManifest
+from kvassay.pack.files import read_manifest, read_schema, verify_files
+from kvassay.pack.layout import ABORTED_SCHEMA, PACK_SCHEMA, PackManifest
 from kvassay.pack.manifest import first_fault
 from kvassay.pack.plain_files import list_files, read_plain
 from kvassay.pack.strict_json import MAX_JSON_NBYTES, parse_json, render_json
@@ -60,6 +60,11 @@ class PackContent(NamedTuple):
 
 def read_pack(path: Path) -> PackContent:
     """Read the pack at `path`; raises PackError naming the file and the fault."""
+    if read_schema(path) == ABORTED_SCHEMA:
+        raise PackError(
+            f"{str(path)!r} is an aborted run, which was not judged; kvassay verify says why it ended, and kvassay "
+            "assess --after names it in a new one"
+        )
     return _read(path, cast("PackManifest", read_manifest(path, PACK_SCHEMA, PackManifest)))
 
 
