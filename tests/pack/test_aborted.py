@@ -18,6 +18,7 @@ from kvassay.errors import PackError
 from kvassay.pack import layout
 from kvassay.pack.aborted import AbortedRun, read_earlier, verify_aborted
 from kvassay.pack.layout import ABORTED_SCHEMA, EarlierRun
+from kvassay.pack.manifest import root_digest
 from kvassay.pack.reader import read_pack
 from kvassay.pack.verify import verify_pack
 from kvassay.pack.writer import PackWriter
@@ -111,7 +112,6 @@ def test_verdicts_put_into_it_later_are_found(aborted: Path) -> None:
     ("name", "change", "check"),
     [
         ("contract.json", lambda value: value["fidelity"]["kl_mean"].update(max=0.5), "contract-hash"),
-        ("manifest.json", lambda value: value["row_counts"]["tokens"].update({"kivi-4": 17}), "row-counts"),
         ("aborted.json", lambda value: value.update(reason=None), "readable"),
         ("aborted.json", lambda value: value.pop("model"), "readable"),
     ],
@@ -120,6 +120,15 @@ def test_what_disagrees_is_found_without_the_root(aborted: Path, name, change, c
     edit(aborted, name, change)
     rehash(aborted)
     assert check in failed(aborted)
+
+
+def test_rows_that_the_manifest_does_not_count_are_found(aborted: Path) -> None:
+    def change(manifest: dict) -> None:
+        manifest["row_counts"]["tokens"]["kivi-4"] = 17
+        manifest["root"] = root_digest(manifest)
+
+    edit(aborted, "manifest.json", change)
+    assert failed(aborted) == ["row-counts", "aborted"]
 
 
 def test_without_rows_nothing_is_kept(tmp_path: Path) -> None:

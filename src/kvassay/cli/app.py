@@ -18,6 +18,7 @@ from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
 from kvassay.cli.formats import formats
 from kvassay.cli.judge import judge
+from kvassay.cli.judge_logs import judge_logs
 from kvassay.cli.plan import plan
 from kvassay.cli.report import report
 from kvassay.cli.scales import scales
@@ -40,6 +41,7 @@ app.command(formats)
 app.command(doctor)
 app.command(scales)
 app.command(verify)
+app.command(judge_logs, name="judge-logs")
 app.command(compare)
 app.command(judge)
 app.command(report)
