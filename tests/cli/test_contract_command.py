@@ -29,7 +29,7 @@ from kvassay.core.contract import load_contract, parse_contract
 from kvassay.core.contract_schema import contract_schema
 from kvassay.core.contract_scope import known_clauses
 from kvassay.errors import ContractError, WorkloadError
-from kvassay.stats.planning import documents_power, pairs_power
+from kvassay.stats.planning import documents_power, pairs_power, plan_pairs
 from kvassay.workloads.corpus import load_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -249,6 +249,26 @@ def test_every_example_plans_on_a_tiny_model(purpose, tmp_path_factory, tmp_path
     contract = load_contract(tmp_path / "c.toml")
     assert plan["contract_sha256"] == contract.sha256
     assert {entry["clause"] for entry in plan["clauses"]} == set(contract.clause_names)
+
+
+def test_the_tables_of_the_page_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "howto" / "contract.md").read_text()
+    rows = {cells[0].strip(): [float(cell) for cell in cells[1:]] for cells in tables(page) if is_numbers(cells[1:])}
+    limits = [LIMITS[grade] for grade in Grade]
+    assert rows["mean KL, nats a token"] == [each.kl_mean_nats for each in limits]
+    assert rows["at most 1% of steps with KL above, nats"] == [each.tau_nats for each in limits]
+    assert {each.max_rate for each in limits} == {0.01}
+    assert rows["rise of the text's negative log likelihood, nats a token"] == [each.nll_nats for each in limits]
+    assert rows["task accuracy lost, points"] == pytest.approx([100 * each.margin for each in limits])
+    assert rows["contexts"] == [plan_pairs(points / 100, 0.05).pairs for points in rows["margin, points"]]
+
+
+def tables(page: str) -> list[list[str]]:
+    return [line.strip("| ").split("|") for line in page.splitlines() if line.startswith("| ")]
+
+
+def is_numbers(cells: list[str]) -> bool:
+    return bool(cells) and all(re.fullmatch(r" *[0-9.]+ *", cell) for cell in cells)
 
 
 # Check and schema.

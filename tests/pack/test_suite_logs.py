@@ -63,7 +63,8 @@ def inspect_log(path: Path, changes: dict | None = None, sample: dict | None = N
 
 
 def arguments(reference: Path, candidate: Path, *more: str) -> list[str]:
-    return ["judge-logs", str(reference), str(candidate), "--task", "t", "--margin", "0.02", *more]
+    margin = [] if "--margin" in more else ["--margin", "0.02"]
+    return ["judge-logs", str(reference), str(candidate), "--task", "t", *margin, *more]
 
 
 @pytest.fixture
@@ -149,8 +150,8 @@ def test_few_items_without_a_loss_are_not_met(items, tmp_path, capsys) -> None:
         lm_eval_log(tmp_path / f"samples_t_{index}.jsonl", wrong, items, likelihood)
         for index, (wrong, likelihood) in enumerate([(set(), -3), (set(), -3.1), (set(range(items)), -9), (set(), -3)])
     ]
-    more = ["--canary", str(logs[2]), "--again", str(logs[3]), "--json"]
-    assert run([*arguments(logs[0], logs[1], *more), "--margin", "0.01"]) == 3
+    more = ["--canary", str(logs[2]), "--again", str(logs[3]), "--json", "--margin", "0.01"]
+    assert run(arguments(logs[0], logs[1], *more)) == 3
     assert json.loads(capsys.readouterr().out)["outcome"] == "inconclusive post hoc"
 
 
