@@ -5,6 +5,9 @@ The command line turns every `KvassayError` into one line on stderr and exit cod
 
 from __future__ import annotations
 
+KEPT = "what was measured is kept as an aborted pack"
+"""Begins a note of an error that ended a run after rows were measured; the path follows."""
+
 
 class KvassayError(Exception):
     """Base of every error that a user can cause and mend."""

@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-
 from benchmarks.gate_certificate.__main__ import PAGE, certificate
 from benchmarks.gate_certificate.injection import injected, kl_cell, recall_cell, sequential_cell
 from benchmarks.gate_certificate.vectors import FILE

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,9 +35,10 @@ from kvassay.core.serving import check_serves
 from kvassay.core.spec import QuantSpec
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.loading import LoadedModel, load_model
-from kvassay.errors import ContractError, ModelError
+from kvassay.errors import KEPT, ContractError, ModelError, printable
 from kvassay.formats import quantizer
 from kvassay.judge import judge
+from kvassay.pack.aborted import AbortedRun, read_earlier
 from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import ArmLedgers
 from kvassay.pack.writer import PackWriter
@@ -75,26 +77,36 @@ def run_assessment(
     progress: Progress | None = None,
     on_plan: Callable[[dict[str, Any]], None] | None = None,
     scales: Path | None = None,
+    after: Sequence[Path] = (),
 ) -> Assessment:
     """Assess `model_name` under `contract` and write the fresh pack `out`.
 
     `scales` is a checkpoint folder, or a file in it, whose KV scales serve the formats that they fit.
     Everything that can be refused is refused before the model is read: the folder, the formats against the model's
     head size, the contract's subject. Raises KvassayError; nothing half-written stays behind.
+
+    `after` are packs of earlier runs under the contract, whole or aborted, which the manifest then names. A run that
+    an error or a signal ends once rows were measured leaves an aborted pack at `out`.
     """
-    with PackWriter(out, contract, contract_toml) as pack:
+    with PackWriter(out, contract, contract_toml, read_earlier(after, contract.sha256)) as pack:
         run = _Run(model_name, contract, progress or Silent(), scales)
-        run.prepare()
-        if on_plan is not None:
-            on_plan(run.plan)
-        run.measure(pack)
-        verdicts = run.judge(pack)
-        pack.write_environment(run.environment())
-        content = pack.content()
-        for name, spec in chart_specs(content).items():
-            pack.write_chart(name, spec)
-        pack.write_report(render_report(content))
-        return Assessment(pack.out, pack.commit(), verdicts, run.plan, headline(content), run.ledger_tokens, run.bits)
+        try:
+            run.prepare()
+            if on_plan is not None:
+                on_plan(run.plan)
+            run.measure(pack)
+            verdicts = run.judge(pack)
+            pack.write_environment(run.environment())
+            content = pack.content()
+            for name, spec in chart_specs(content).items():
+                pack.write_chart(name, spec)
+            pack.write_report(render_report(content))
+            manifest = pack.commit()
+        except BaseException as error:
+            if pack.abort(run.aborted(error).model_dump(mode="json")) is not None:
+                error.add_note(f"{KEPT}: {pack.out}")
+            raise
+        return Assessment(pack.out, manifest, verdicts, run.plan, headline(content), run.ledger_tokens, run.bits)
 
 
 class _Run:
@@ -107,6 +119,8 @@ class _Run:
         self._arms = planned_arms(contract)
         self._tally = Tally()
         self._seconds: dict[str, float] = {}
+        self._done: Counter[str] = Counter()
+        self._levels: tuple[Level, ...] = ()
         self._began = datetime.now(UTC)
         self._loaded: LoadedModel | None = None
         geometry = self._check_before_loading()
@@ -119,7 +133,7 @@ class _Run:
         with _timed(self._seconds, "load"):
             self._loaded = load_model(self._model_name, announce=self._progress.note)
             self._check_subject(self._loaded)
-            self._levels: tuple[Level, ...] = drawn_levels(self._contract, self._loaded.tokenizer)
+            self._levels = drawn_levels(self._contract, self._loaded.tokenizer)
             for level in self._levels:
                 level.check_lengths(self._loaded.geometry.max_context, self._model_name)
             self._scorer = DecodeScorer(
@@ -157,21 +171,21 @@ class _Run:
 
     def _measure_level(self, level: Level, append: Mapping[str, Callable[[Columns], None]]) -> None:
         """All units of a level, or as many as the sequential design needs."""
-        stop, measured = SequentialStop(self._contract, self._arms), 0
+        stop = SequentialStop(self._contract, self._arms)
 
         def sink(table: str, columns: Columns) -> None:
             append[table](columns)
             stop.see(table, columns)
 
         def done() -> bool:
-            nonlocal measured
-            measured += 1
+            self._done[level.name] += 1
             self._progress.step()
-            return stop.reached and measured < len(level.units)
+            return stop.reached and self._done[level.name] < len(level.units)
 
         self._progress.stage(level.words, len(level.units))
         with _timed(self._seconds, level.name):
             level.measure_all(self._subject, level.units, sink, done)
+        measured = self._done[level.name]
         if stop.reached and measured < len(level.units):
             self._progress.note(f"{level.words}: settled after {measured} of {len(level.units)}; the run stops")
             level.units = level.units[:measured]  # what the record names as measured
@@ -193,6 +207,19 @@ class _Run:
     @property
     def bits(self) -> dict[str, float]:
         return {name: 16 * pair.computed.ratio_to_float16 for name, pair in self._ledgers.items()}
+
+    def aborted(self, error: BaseException) -> AbortedRun:
+        """The record of a run that `error` ended."""
+        return AbortedRun(
+            model=self._model_name,
+            weights_sha256=None if self._loaded is None else self._loaded.hashes.weights,
+            last_stage=next(reversed(self._seconds), "load"),
+            units_done={level.name: self._done[level.name] for level in self._levels},
+            units_planned={level.name: len(level.units) for level in self._levels},
+            reason=printable(f"{type(error).__name__}: {error}".removesuffix(": "))[:1000],
+            started_utc=_utc(self._began),
+            ended_utc=_utc(datetime.now(UTC)),
+        )
 
     def environment(self) -> dict[str, Any]:
         return {
@@ -309,6 +336,10 @@ def scale_source(kv_format: KVFormat, calibrated: str | None) -> str:
 
     keys, values = of(kv_format.keys), of(kv_format.values)
     return keys if keys == values else f"keys {keys}, values {values}"
+
+
+def _utc(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextmanager

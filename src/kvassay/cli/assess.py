@@ -33,6 +33,7 @@ def assess(
     contract: Path,
     out: Path | None = None,
     scales: Path | None = None,
+    after: tuple[Path, ...] = (),
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -49,6 +50,8 @@ def assess(
     scales
         Checkpoint folder, or a .safetensors file in one, whose KV scales (llm-compressor or ModelOpt layout) serve the
         formats that they fit. Other static formats are calibrated on the pilot, as inference.calibration says.
+    after
+        Pack of an earlier run under this contract, whole or aborted; the new pack names it. Once for each.
     dry_run
         Run the pilot, print plan and cost, and stop.
     json
@@ -58,15 +61,17 @@ def assess(
     loaded = parse_contract(text, str(contract))
     require_torch("kvassay assess")
     if dry_run:
-        return _dry_run(model, loaded, scales, json)
+        return dry_run_plan(model, loaded, scales, json)
     from kvassay.assess.run import run_assessment
+    from kvassay.pack.aborted import earlier_sentence
 
     folder = out or default_out(model, loaded.name)
     with ProgressDisplay(quiet=json) as progress:
-        result = run_assessment(model, loaded, text, folder, progress, None if json else say_plan, scales)
+        result = run_assessment(model, loaded, text, folder, progress, None if json else say_plan, scales, after)
     verdicts = result.verdicts
     if json:
         manifest = {"out": str(result.out), "root": result.manifest.root, "answer": result.answer, "plan": result.plan}
+        manifest["after"] = [run.model_dump(mode="json") for run in result.manifest.after]
         print_json({**manifest, "verdicts": verdicts.model_dump(mode="json")})
         return verdicts.exit_code
     print_verdicts(verdicts.formats, result.bits, result.tokens, loaded.inference.alpha)
@@ -78,12 +83,15 @@ def assess(
         print(f"control {control.name}: {state}: {control.reason}")
     print(f"\n{result.answer}")
     print(f"{_WORDS[verdicts.outcome]} (exit code {verdicts.exit_code}): {verdicts.reason}")
+    if result.manifest.after:
+        print(f"the evidence {earlier_sentence(result.manifest.after)}")
     print(f"evidence {printable(str(folder))}\nreport   {printable(str(folder / 'report.html'))}")
     print(printable(f"verify with: kvassay verify {quote(str(folder))} --root {result.manifest.root}"))
     return verdicts.exit_code
 
 
-def _dry_run(model: str, contract: Contract, scales: Path | None, json: bool) -> int:
+def dry_run_plan(model: str, contract: Contract, scales: Path | None, json: bool) -> int:
+    """Pilot, plan and cost, on stdout; what `kvassay plan` does too."""
     from kvassay.assess.run import plan_assessment
 
     with ProgressDisplay(quiet=json) as progress:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from kvassay.errors import PackError
+from kvassay.pack.aborted import earlier_sentence
 from kvassay.pack.agreement import (
     arm_checks,
     contract_checks,
@@ -42,6 +43,7 @@ def verify_pack(path: Path, expect_root: str | None = None) -> Verification:
 
 def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
     yield from known_file_checks(manifest)
+    yield Check("earlier-runs", True, f"the manifest {earlier_sentence(manifest.after)}")
     try:
         pack = read_pack(path)
         verdicts = read_plain(path, VERDICTS, MAX_JSON_NBYTES)
