@@ -78,6 +78,10 @@ class PackError(KvassayError):
     """An evidence pack or output folder that cannot be written, read or trusted."""
 
 
+class SearchError(KvassayError):
+    """A search for a format that cannot begin: no format left, a budget below the least, a file of another model."""
+
+
 class CapacityError(KvassayError):
     """A memory budget that the machine cannot give, or a run at one that did not come to its end."""
 

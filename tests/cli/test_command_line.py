@@ -59,7 +59,7 @@ def test_importing_the_package_and_asking_for_help_loads_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["assess", "bytes", "capacity", "formats", "doctor", "verify", "report", "experiment", "scales"]
+    "command", ["assess", "bytes", "capacity", "formats", "doctor", "verify", "report", "experiment", "scales", "find"]
 )
 def test_every_command_explains_itself(command, capsys) -> None:
     assert run([command, "--help"]) == 0

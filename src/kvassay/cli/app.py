@@ -14,6 +14,7 @@ from kvassay.cli.capacity import capacity_command
 from kvassay.cli.doctor import doctor
 from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
+from kvassay.cli.find import find
 from kvassay.cli.formats import formats
 from kvassay.cli.report import report
 from kvassay.cli.scales import scales
@@ -28,6 +29,7 @@ app = cyclopts.App(
     suppress_keyboard_interrupt=False,
 )
 app.command(assess)
+app.command(find)
 app.command(bytes_command, name="bytes")
 app.command(capacity_command, name="capacity")
 app.command(formats)

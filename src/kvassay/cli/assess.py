@@ -61,9 +61,9 @@ def assess(
         return _dry_run(model, loaded, scales, json)
     from kvassay.assess.run import run_assessment
 
-    folder = out or Path(f"kvassay-{_slug(model)}-{_slug(loaded.name)}")
+    folder = out or default_out(model, loaded.name)
     with ProgressDisplay(quiet=json) as progress:
-        result = run_assessment(model, loaded, text, folder, progress, None if json else _say_plan, scales)
+        result = run_assessment(model, loaded, text, folder, progress, None if json else say_plan, scales)
     verdicts = result.verdicts
     if json:
         manifest = {"out": str(result.out), "root": result.manifest.root, "answer": result.answer, "plan": result.plan}
@@ -95,7 +95,17 @@ def _dry_run(model: str, contract: Contract, scales: Path | None, json: bool) ->
     return 0
 
 
-def _say_plan(plan: dict[str, Any]) -> None:
+def default_out(model: str, name: str) -> Path:
+    """The evidence folder of a run under a contract of that name, in the current folder."""
+    return Path(f"kvassay-{_slug(model)}-{_slug(name)}")
+
+
+def outcome_word(outcome: Outcome) -> str:
+    return _WORDS[outcome]
+
+
+def say_plan(plan: dict[str, Any]) -> None:
+    """The plan on stderr."""
     _print_plan(plan, say)
 
 
