@@ -162,7 +162,7 @@ class _Run:
         tables = pack.tables()
         computed = {name: pair.computed for name, pair in self._ledgers.items()}
         with _timed(self._seconds, "judge"):
-            verdicts = judge(self._contract, arms, computed, tables.tokens, tables.items)
+            verdicts = judge(self._contract, arms, computed, tables.tokens, tables.items, tables.tensors)
         pack.write_verdicts(verdicts)
         return verdicts
 
@@ -191,10 +191,10 @@ class _Run:
                 f"the contract is for model {subject.model!r}, found {self._model_name!r}; "
                 "assess that model, or change subject.model in a copy of the contract"
             )
-        if not self._contract.has_fidelity and not self._contract.task:
+        if not self._contract.needs_text and not self._contract.task:
             raise ContractError(
                 "the contract bounds bytes alone, which need no run: kvassay bytes computes them; "
-                "add [fidelity.*] or [task.*] to assess what they cost"
+                "add [fidelity.*], [numeric.*] or [task.*] to assess what they cost"
             )
         geometry = geometry_of(self._model_name)
         for arm in self._arms:
@@ -216,7 +216,7 @@ class _Run:
         """Computed beside allocated, at the length of one text document, or of the longest item without text."""
         assert self._loaded is not None, "prepare comes first"
         level = self._levels[0]
-        units = level.units[:1] if level.name == "documents" else level.units
+        units = level.units[:1] if level.is_text else level.units
         token_ids = max((level.token_ids(unit) for unit in units), key=len)
         reference = self._scorer.reference(torch.tensor(token_ids))
         tokens = len(token_ids)
@@ -270,6 +270,7 @@ class _Run:
             },
             "geometry": loaded.geometry.model_dump(mode="json"),
             "corpus": None,
+            "numeric": None,
             "items_sha256": sha256_json([]),
             "task": {"recall": None},
             **{key: value for level in self._levels for key, value in level.to_json().items()},

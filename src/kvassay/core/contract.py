@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from kvassay.core.clauses.decision import Candidates, Controls, Inference
 from kvassay.core.clauses.fidelity import Fidelity, TextWorkload
 from kvassay.core.clauses.fields import Section, contract_format
+from kvassay.core.clauses.numeric import Numeric
 from kvassay.core.clauses.sizes import ByteBounds
 from kvassay.core.clauses.subject import Subject
 from kvassay.core.clauses.tasks import TaskBound
@@ -45,6 +46,7 @@ class Contract(Section):
     inference: Inference = Inference()
     controls: Controls = Controls()
     fidelity: Fidelity = Fidelity()
+    numeric: Numeric = Numeric()
     task: dict[Literal["recall"], TaskBound] = Field(default_factory=dict[Literal["recall"], TaskBound])
     bytes: ByteBounds = ByteBounds()
     waivers: tuple[Waiver, ...] = ()
@@ -52,7 +54,9 @@ class Contract(Section):
     @model_validator(mode="after")
     def _has_clauses(self) -> Contract:
         if not self.clause_names:
-            raise ValueError("the contract bounds nothing; give at least one of [fidelity.*], [task.*] or [bytes]")
+            raise ValueError(
+                "the contract bounds nothing; give at least one of [fidelity.*], [numeric.*], [task.*] or [bytes]"
+            )
         for waiver in self.waivers:
             if waiver.clause not in self.clause_names:
                 raise ValueError(f"waiver of {waiver.clause!r}, which is no clause; clauses: {list(self.clause_names)}")
@@ -73,6 +77,7 @@ class Contract(Section):
         """Dotted names of all clauses, e.g. `fidelity.kl_mean`, `task.recall`, `bytes.persistent_per_token_max`."""
         return (
             *(f"fidelity.{name}" for name in self.fidelity.bounds),
+            *(f"numeric.{name}" for name in self.numeric.bounds),
             *(f"task.{name}" for name in sorted(self.task)),
             *(f"bytes.{name}" for name in self.bytes.bounds),
         )
@@ -81,6 +86,16 @@ class Contract(Section):
     def has_fidelity(self) -> bool:
         """True where some clause needs scored text."""
         return bool(self.fidelity.bounds)
+
+    @property
+    def needs_text(self) -> bool:
+        """True where some clause needs documents of `text.corpus`, scored or captured."""
+        return self.has_fidelity or bool(self.numeric.bounds)
+
+    @property
+    def captured_queries(self) -> int:
+        """Decode positions of a captured document that the numeric level measures: the last ones."""
+        return min(self.numeric.queries, self.text.scored_tokens)
 
     @property
     def sha256(self) -> str:

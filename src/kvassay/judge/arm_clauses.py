@@ -16,8 +16,9 @@ from kvassay.judge.byte_bounds import byte_clauses
 from kvassay.judge.engagement import Engagement, engagement
 from kvassay.judge.fidelity import fidelity_clauses
 from kvassay.judge.judged import JudgedClause
+from kvassay.judge.numeric import numeric_clauses
 from kvassay.judge.pairing import Faults
-from kvassay.judge.rows import ItemTable, TokenTable
+from kvassay.judge.rows import ItemTable, TensorTable, TokenTable
 from kvassay.judge.task import task_clauses
 from kvassay.judge.wording import figure
 from kvassay.stats.multiplicity import holm
@@ -31,6 +32,8 @@ class Evidence(NamedTuple):
     token_faults: Faults
     item_faults: Mapping[str, Faults]
     """By task."""
+    tensors: TensorTable
+    tensor_faults: Faults
 
 
 class JudgedArm(NamedTuple):
@@ -43,9 +46,10 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
     """Every clause of the contract for one arm; run-wide controls are not applied yet."""
     tokens = evidence.tokens.arms.get(arm.name)
     items = {task: rows for task in contract.task if (rows := evidence.items.arms.get((task, arm.name))) is not None}
+    tensors = evidence.tensors.arms.get(arm.name) if contract.numeric.bounds else None
     fault, found = _identity_fault(arm, ledger), Engagement((), {})
     if isinstance(fault, KVFormat):
-        found = engagement(arm, fault, ledger, tokens, items)
+        found = engagement(contract, arm, fault, ledger, tokens, items, tensors)
     whole = (fault,) if isinstance(fault, str) else ()
     required = contract.controls.require_engaged
 
@@ -58,6 +62,8 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
             contract, evidence.tokens, tokens, faults("fidelity", evidence.token_faults.get(arm.name, ()))
         )
     ]
+    of_tensors = faults("numeric", evidence.tensor_faults.get(arm.name, ()))
+    clauses += numeric_clauses(contract, evidence.tensors, tensors, of_tensors)
     for task, bound in sorted(contract.task.items()):
         of_rows = evidence.item_faults[task].get(arm.name, ())
         clauses += task_clauses(contract, task, bound, evidence.items, items.get(task), faults(f"task.{task}", of_rows))

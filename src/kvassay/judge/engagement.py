@@ -9,22 +9,25 @@ through it measures nothing and looks perfect. An arm is engaged if, in every le
   satisfied by a cache that stored one token and let every query read it. A tenth, not all, since layers with a
   sliding window read less than the whole history.
 
-Drift: the KL of the token rows must not be zero everywhere, for then the store was not used, whatever was counted.
+Drift: the KL of the token rows must not be zero everywhere, for then the store was not used, whatever was counted; nor
+must every output error of captured tensors be zero.
 Formats that store plain floats have no codes to read; for them neither control applies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvassay.core.contract import Contract
 from kvassay.core.geometry import Owner
 from kvassay.core.kv_format import KVFormat, SidePlan
 from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm, ControlResult
-from kvassay.judge.rows import Floats, ItemRows, TokenRows
+from kvassay.judge.rows import Floats, ItemRows, TensorRows, TokenRows
 from kvassay.judge.wording import figure
 
 LEAST_READING_SHARE = 0.5
@@ -36,13 +39,19 @@ LEAST_READ_SHARE = 0.1
 class Engagement(NamedTuple):
     controls: tuple[ControlResult, ...]
     faults: dict[str, str]
-    """By level (`fidelity`, `task.NAME`, `bytes`): why its evidence may not be used."""
+    """By level (`fidelity`, `numeric`, `task.NAME`, `bytes`): why its evidence may not be used."""
 
 
 def engagement(
-    arm: Arm, kv_format: KVFormat, ledger: ByteLedger | None, tokens: TokenRows | None, items: dict[str, ItemRows]
+    contract: Contract,
+    arm: Arm,
+    kv_format: KVFormat,
+    ledger: ByteLedger | None,
+    tokens: TokenRows | None,
+    items: dict[str, ItemRows],
+    tensors: TensorRows | None = None,
 ) -> Engagement:
-    """`tokens` and `items` (by task) are the arm's rows, where it has any."""
+    """`tokens`, `items` (by task) and `tensors` are the arm's rows, where it has any."""
     if kv_format.is_exact:
         reason = f"does not apply: {kv_format.name} stores plain floats and has no codes to read"
         return Engagement(tuple(ControlResult(name=n, passed=None, reason=reason) for n in ("engaged", "drift")), {})
@@ -52,14 +61,18 @@ def engagement(
         faults["bytes"] = f"the ledger of {ledger.tokens} tokens has no bytes of codes: nothing was compressed"
     if tokens is not None:
         _note("fidelity", _reads_fault(arm, kv_format, tokens.stored_reads, tokens.position), tokens, faults, seen)
+    if tensors is not None:
+        fault, words = _tensor_reads(contract, arm, kv_format, tensors)
+        if fault is not None:
+            faults["numeric"] = fault
+        seen.append(words)
     for task, rows in items.items():
         # The query stands behind the whole context, so at least these tokens are older than it.
         older = np.nan_to_num(rows.context_tokens).astype(np.int64)
         _note(f"task.{task}", _reads_fault(arm, kv_format, rows.stored_reads, older), rows, faults, seen)
-    controls = [_engaged_control(faults, seen), _drift_control(tokens, faults.get("fidelity"))]
-    if controls[1].passed is False:
-        faults.setdefault("fidelity", controls[1].reason)
-    return Engagement(tuple(controls), faults)
+    engaged = _engaged_control(faults, seen)
+    drift, unmoved = _drift_control(list(_drifts(tokens, tensors)), faults)
+    return Engagement((engaged, drift), {**unmoved, **faults})
 
 
 def expected_reads(kv_format: KVFormat, older: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -107,15 +120,64 @@ def _engaged_control(faults: dict[str, str], seen: list[str]) -> ControlResult:
     return ControlResult(name="engaged", passed=True, reason="; ".join(seen))
 
 
-def _drift_control(tokens: TokenRows | None, not_engaged: str | None) -> ControlResult:
-    if tokens is None:
-        return ControlResult(name="drift", passed=None, reason="not run: the arm has no token rows")
-    if not_engaged is not None:
-        # What moves the KL of such an arm is its 16-bit window, not its codes.
-        return ControlResult(name="drift", passed=None, reason=f"does not apply: {not_engaged}")
-    moved = int(np.count_nonzero(tokens.kl_nats != 0))
-    if moved == 0:
-        reason = f"KL is exactly zero at all {tokens.size} positions: the quantized store was not used"
-        return ControlResult(name="drift", passed=False, reason=reason)
-    reason = f"KL is not zero at {moved} of {tokens.size} positions"
-    return ControlResult(name="drift", passed=True, reason=reason)
+def _tensor_reads(contract: Contract, arm: Arm, kv_format: KVFormat, tensors: TensorRows) -> tuple[str | None, str]:
+    """Why captured queries did not read what the format stores, and what was seen.
+
+    Rows sum a document's queries, so the cell that read most stands for the document.
+    """
+    starts = np.flatnonzero(np.diff(tensors.document, prepend=-1))
+    reads = np.maximum.reduceat(np.nan_to_num(tensors.stored_reads), starts)
+    length, queries = contract.text.prompt_tokens + contract.text.scored_tokens, contract.captured_queries
+    expected = int(expected_reads(kv_format, np.arange(length - queries, length)).sum()) * len(starts)
+    total = int(reads.sum())
+    words = f"numeric: a query read {figure(total / (queries * len(starts)))} stored tokens on average"
+    if arm.encoded_values == 0:
+        return "no value was encoded: nothing was compressed", words
+    if unknown := int(np.count_nonzero(np.isnan(tensors.stored_reads))):
+        return f"stored_reads is missing in {unknown} of {tensors.size} rows", words
+    if total == 0:
+        return "no query read a token from the quantized store", words
+    if total < LEAST_READ_SHARE * expected:
+        fault = f"queries read {total} stored tokens where the format stores {expected}; at least a tenth must be read"
+        return fault, words
+    return None, words
+
+
+class _Drift(NamedTuple):
+    """How many figures of a level are not zero, and of how many."""
+
+    level: str
+    moved: int
+    size: int
+    what: str
+    where: str
+
+    @property
+    def unmoved(self) -> str:
+        return f"{self.what} is exactly zero at all {self.size} {self.where}: the quantized store was not used"
+
+
+def _drifts(tokens: TokenRows | None, tensors: TensorRows | None) -> Iterator[_Drift]:
+    if tokens is not None:
+        yield _Drift("fidelity", int(np.count_nonzero(tokens.kl_nats != 0)), tokens.size, "KL", "positions")
+    if tensors is not None:
+        moved = int(np.count_nonzero(tensors.figures["output_max_abs"] != 0))
+        yield _Drift("numeric", moved, tensors.size, "output error", "cells")
+
+
+def _drift_control(drifts: list[_Drift], faults: dict[str, str]) -> tuple[ControlResult, dict[str, str]]:
+    """The control, and the levels whose figures are all zero.
+
+    What moves the figures of an arm that was not engaged is its 16-bit window, not its codes: that shows nothing.
+    """
+    if not drifts:
+        return ControlResult(name="drift", passed=None, reason="not run: the arm has no token rows"), {}
+    judged = [drift for drift in drifts if drift.level not in faults]
+    if not judged:
+        reason = f"does not apply: {faults[drifts[0].level]}"
+        return ControlResult(name="drift", passed=None, reason=reason), {}
+    unmoved = {drift.level: drift.unmoved for drift in judged if drift.moved == 0}
+    if unmoved:
+        return ControlResult(name="drift", passed=False, reason="; ".join(unmoved.values())), unmoved
+    reason = "; ".join(f"{drift.what} is not zero at {drift.moved} of {drift.size} {drift.where}" for drift in judged)
+    return ControlResult(name="drift", passed=True, reason=reason), {}

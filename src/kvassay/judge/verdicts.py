@@ -11,8 +11,9 @@ from kvassay.core.records import Arm, FormatVerdict, Outcome, Role, Verdicts
 from kvassay.errors import PackError
 from kvassay.judge.arm_clauses import Evidence, JudgedArm, judge_arm
 from kvassay.judge.formats import Conclusion, conclude, format_verdict, format_verdicts, overall
+from kvassay.judge.numeric import tensor_faults
 from kvassay.judge.pairing import item_faults, token_faults
-from kvassay.judge.rows import ArrowTable, read_items, read_tokens
+from kvassay.judge.rows import NO_TENSORS, ArrowTable, read_items, read_tensors, read_tokens
 from kvassay.judge.run_controls import RunControls
 
 
@@ -22,10 +23,12 @@ def judge(
     ledgers: Mapping[str, ByteLedger],
     tokens: ArrowTable,
     items: ArrowTable,
+    tensors: ArrowTable | None = None,
 ) -> Verdicts:
     """Judge a run. Equal inputs give equal verdicts on every machine; the order of arms and rows does not matter.
 
-    `ledgers` are by arm name. `tokens` and `items` are `pyarrow.Table`s with the columns of `kvassay.core.records`.
+    `ledgers` are by arm name. `tokens`, `items` and `tensors` are `pyarrow.Table`s with the columns of
+    `kvassay.core.records`; without `tensors` the numeric level was not measured.
     Formats come out in this order: the contract's candidates, run or not; candidates that it does not name; canaries;
     A/A runs. Raises PackError for tables that cannot be read as rows, rows of undeclared arms, and arms named twice.
     """
@@ -33,11 +36,14 @@ def judge(
     if len(set(names)) != len(names):
         raise PackError(f"arms must have distinct names, found {sorted(names)}")
     token_table, item_table = read_tokens(tokens, sorted(names)), read_items(items, sorted(names))
+    tensor_table = NO_TENSORS if tensors is None else read_tensors(tensors, sorted(names))
     evidence = Evidence(
         tokens=token_table,
         items=item_table,
         token_faults=token_faults(token_table, contract.text),
         item_faults={task: item_faults(item_table, task, contract) for task in contract.task},
+        tensors=tensor_table,
+        tensor_faults=tensor_faults(tensor_table) if contract.numeric.bounds else {},
     )
     candidates, strangers = _candidates(contract, arms)
     others = sorted(

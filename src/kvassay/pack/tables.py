@@ -52,6 +52,7 @@ _IDENTIFYING = frozenset(
         "position",
         "token_id",
         "layer",
+        "head",
         "substituted",
     }
 )

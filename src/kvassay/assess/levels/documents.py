@@ -12,29 +12,29 @@ from kvassay.assess.document_rows import run_document, token_rows
 from kvassay.assess.examples import WorstExamples
 from kvassay.assess.levels.base import Columns, Cost, Level, PilotRows, Sink, Subject
 from kvassay.assess.levels.plan_entries import ClausePlan, cluster_entry
-from kvassay.assess.numeric_level import tensor_rows
 from kvassay.core.clauses.fidelity import KlExceedBound
 from kvassay.core.contract import Contract
 from kvassay.core.digest import sha256_json
 from kvassay.errors import ContractError
-from kvassay.workloads.corpus import load_corpus
+from kvassay.workloads.corpus import Corpus, load_corpus
 from kvassay.workloads.excerpts import TokenDocument, text_documents
 
 
 class DocumentLevel(Level):
-    """Rows of the table `tokens`, and of `tensors` for the first document."""
+    """Rows of the table `tokens`."""
 
     name = "documents"
     words = "documents"
+    is_text = True
 
     def __init__(self, contract: Contract, tokenizer: Any) -> None:
         """Draw documents for verdict and pilot, which share none; raises WorkloadError where there are too few."""
         text, inference = contract.text, contract.inference
         self._contract = contract
-        self._corpus = load_corpus(text.corpus)
+        self.corpus = load_corpus(text.corpus)
         draw = partial(
             text_documents,
-            self._corpus,
+            self.corpus,
             tokenizer,
             prompt_tokens=text.prompt_tokens,
             scored_tokens=text.scored_tokens,
@@ -61,7 +61,6 @@ class DocumentLevel(Level):
             return
         if self._examples is None:
             self._examples = WorstExamples(subject.scorer, subject.tokenizer)
-            sink("tensors", tensor_rows(subject.scorer, passes, unit.id, subject.arms, subject.calibrations))
         self._examples.offer(passes, rows, unit.id)
 
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
@@ -87,27 +86,7 @@ class DocumentLevel(Level):
         return Cost(total, run_again * len(arms))
 
     def to_json(self) -> dict[str, Any]:
-        """`sha256` is of all token ids, `scored_sha256` of those that rows hold: the true next token of each."""
-        corpus, prompt = self._corpus, self._contract.text.prompt_tokens
-        return {
-            "corpus": {
-                "name": corpus.name,
-                "source": corpus.source,
-                "version": corpus.version,
-                "licence": corpus.licence,
-                "sha256": corpus.sha256,
-                "documents": [
-                    {
-                        "id": document.id,
-                        "slice": document.slice,
-                        "tokens": len(document.token_ids),
-                        "sha256": sha256_json(list(document.token_ids)),
-                        "scored_sha256": sha256_json(list(document.token_ids[prompt + 1 :])),
-                    }
-                    for document in self.units
-                ],
-            }
-        }
+        return corpus_json(self.corpus, self.units, self._contract.text.prompt_tokens)
 
     def pilot_json(self) -> dict[str, Any]:
         return {
@@ -119,10 +98,33 @@ class DocumentLevel(Level):
         return [] if self._examples is None else self._examples.to_json()
 
 
+def corpus_json(corpus: Corpus, documents: Sequence[TokenDocument], prompt_tokens: int) -> dict[str, Any]:
+    """`sha256` is of all token ids, `scored_sha256` of those that token rows hold: the true next token of each."""
+    return {
+        "corpus": {
+            "name": corpus.name,
+            "source": corpus.source,
+            "version": corpus.version,
+            "licence": corpus.licence,
+            "sha256": corpus.sha256,
+            "documents": [
+                {
+                    "id": document.id,
+                    "slice": document.slice,
+                    "tokens": len(document.token_ids),
+                    "sha256": sha256_json(list(document.token_ids)),
+                    "scored_sha256": sha256_json(list(document.token_ids[prompt_tokens + 1 :])),
+                }
+                for document in documents
+            ],
+        }
+    }
+
+
 def check_text_length(contract: Contract, context: int | None, model_name: str) -> None:
     """The length of a text is the contract's, so it is checked before the model is read."""
     length = contract.text.prompt_tokens + contract.text.scored_tokens
-    if contract.has_fidelity and context is not None and length > context:
+    if contract.needs_text and context is not None and length > context:
         raise ContractError(
             f"text.prompt_tokens + text.scored_tokens is {length}, {model_name} has a context of {context} tokens"
         )
