@@ -148,7 +148,7 @@ def _coverage_fault(pack: PackContent, arm: Arm | None, verdict: FormatVerdict |
     if arm is None:
         return None if verdict.outcome is Outcome.NOT_MEASURED else f"was not run and is judged {verdict.outcome.value}"
     for clause in verdict.clauses:
-        table = {"fidelity": "tokens", "task": "items"}.get(clause.clause.partition(".")[0])
+        table = {"fidelity": "tokens", "numeric": "tensors", "task": "items"}.get(clause.clause.partition(".")[0])
         if table is None or clause.outcome in _NO_EVIDENCE:
             continue
         if arm.name not in rows_per_arm(pack.tables._asdict()[table]):

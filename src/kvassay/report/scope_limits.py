@@ -114,8 +114,12 @@ def _quality(content: PackContent) -> tuple[str, ...]:
         documents = len(distinct(content.tables.tensors, "document"))
         plural = "" if documents == 1 else "s"
         sentences.append(
-            f"Array and output errors come from {documents} document{plural}; they explain a result and "
-            "decide no verdict."
+            f"Array, score, weight and output errors come from {documents} document{plural}; "
+            + (
+                "the clauses on them bound attention and not what the model answers."
+                if contract.numeric.bounds
+                else "they explain a result and decide no verdict."
+            )
         )
     if not objects_at(content.subject, "examples"):
         sentences.append("No worst examples are recorded.")

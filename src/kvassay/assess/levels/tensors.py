@@ -75,8 +75,8 @@ class TensorLevel(Level):
                 clause = ClausePlan(f"numeric.{name}", bound.max, FIGURE_UNITS[name], numeric.documents, "documents")
                 for label in (ALL, *bound.slices):
                     worst = [_worst_cell(columns, arm.name, label, name) for columns in rows["tensors"]]
-                    # An arm that stores nothing of a pilot document has no figure to plan from.
-                    if measured := [value for value in worst if value is not None]:
+                    # An arm that stores nothing of pilot documents has no figure to plan from.
+                    if len(measured := [value for value in worst if value is not None]) > 1:
                         entries.append(cluster_entry(inference, arm, clause._replace(slice=label), measured))
         return entries
 
@@ -119,11 +119,5 @@ def _worst_cell(columns: Columns, arm: str, label: str, figure: str) -> float | 
     """The largest figure of one document's cells in a slice; None where none was measured."""
     layers = 1 + max(columns["layer"])
     rows = zip(columns["arm"], columns["substituted"], columns["layer"], columns[figure], strict=True)
-    return max(
-        (
-            value
-            for name, side, layer, value in rows
-            if name == arm and value is not None and in_slice(label, side, layer, layers)
-        ),
-        default=None,
-    )
+    found = [value for name, side, layer, value in rows if name == arm and in_slice(label, side, layer, layers)]
+    return max((value for value in found if value is not None), default=None)

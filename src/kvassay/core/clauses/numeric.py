@@ -82,9 +82,11 @@ class Numeric(Section):
     @model_validator(mode="before")
     @classmethod
     def _documents_of_a_bound(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict) or "documents" in fields:
-            return fields
+        if not isinstance(fields, dict):
+            return cast("Any", fields)
         given = cast("dict[str, Any]", fields)
+        if "documents" in given:
+            return given
         return {**given, "documents": 24} if any(given.get(name) is not None for name in FIGURE_WORDS) else given
 
     @field_validator(*FIGURE_WORDS)
