@@ -116,7 +116,9 @@ class _Run:
     def prepare(self) -> None:
         """Load the model, draw the workload, run the pilot and write the plan."""
         with _timed(self._seconds, "load"):
-            self._loaded = load_model(self._model_name, announce=self._progress.note)
+            self._loaded = load_model(
+                self._model_name, announce=self._progress.note, weights=self._contract.subject.weights
+            )
             self._check_subject(self._loaded)
             self._levels: tuple[Level, ...] = drawn_levels(self._contract, self._loaded.tokenizer)
             for level in self._levels:
@@ -259,8 +261,10 @@ class _Run:
                 "weight_files_sha256": loaded.hashes.weight_files,
                 "tokenizer_sha256": loaded.hashes.tokenizer,
                 "config_sha256": loaded.hashes.config,
-                "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+                "parameters": loaded.parameters,
                 "dtype": "float32",
+                "weights": contract.subject.weights,
+                "quantized_weights": loaded.quantized_weights and loaded.quantized_weights._asdict(),
             },
             "engine": {
                 "name": "transformers",

@@ -59,7 +59,7 @@ _FILES = {
     **dict(
         zip(
             layout.ROW_FILES,
-            ("one row a decode position", "one row a task item", "one row a layer of a captured document"),
+            ("one row a decode position", "one row a task item", "one row a cell of a captured document"),
             strict=True,
         )
     ),
@@ -99,6 +99,8 @@ def provenance(content: PackContent, max_documents: int, max_sources: int) -> Pr
 def _groups(content: PackContent) -> tuple[FactGroup, ...]:
     environment, subject = content.environment, content.subject
 
+    weights = members_at(subject, "model", "quantized_weights")
+
     def text(record: object, *path: str) -> str:
         return text_at(record, *path) or NOT_RECORDED
 
@@ -108,7 +110,15 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
             (
                 *(
                     Fact(name, text(subject, "model", name))
-                    for name in ("name", "source", "stored_weights", "revision", "dtype")
+                    for name in ("name", "source", "stored_weights", "weights", "revision", "dtype")
+                ),
+                *(
+                    Fact(
+                        f"quantized weights, {name.replace('_', ' ')}",
+                        text(subject, "model", "quantized_weights", name),
+                    )
+                    for name in ("package", "bits", "group_size", "linear_layers", "nbytes", "sha256")
+                    if members_at(subject, "model", "quantized_weights")
                 ),
                 Fact("parameters", number(number_at(subject, "model", "parameters"))),
                 *(

@@ -65,6 +65,11 @@ def _workload(content: PackContent) -> tuple[str, ...]:
         "were not measured: "
         "KV formats that one model bears can ruin another."
     ]
+    if contract.subject.weights != "stored":
+        sentences.append(
+            f"The weights ran as {contract.subject.weights}, in the reference and under every format alike: what that "
+            "costs the model is part of no figure here, and verdicts on the stored weights are another run's."
+        )
     if tokens.num_rows:
         documents = len(distinct(tokens, "document"))
         longest = (largest(tokens, "position") or 0) + 1
