@@ -98,7 +98,6 @@ def provenance(content: PackContent, max_documents: int, max_sources: int) -> Pr
 
 def _groups(content: PackContent) -> tuple[FactGroup, ...]:
     environment, subject = content.environment, content.subject
-
     weights = members_at(subject, "model", "quantized_weights")
 
     def text(record: object, *path: str) -> str:
@@ -113,12 +112,9 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
                     for name in ("name", "source", "stored_weights", "weights", "revision", "dtype")
                 ),
                 *(
-                    Fact(
-                        f"quantized weights, {name.replace('_', ' ')}",
-                        text(subject, "model", "quantized_weights", name),
-                    )
+                    Fact(f"quantized weights: {name.replace('_', ' ')}", text(weights, name))
                     for name in ("package", "bits", "group_size", "linear_layers", "nbytes", "sha256")
-                    if members_at(subject, "model", "quantized_weights")
+                    if weights
                 ),
                 Fact("parameters", number(number_at(subject, "model", "parameters"))),
                 *(
