@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -163,14 +164,14 @@ def test_r35_r36_r113_the_record_names_versions_hardware_and_sources(pack) -> No
     assert content.subject["model"]["weights_sha256"]
 
 
-def test_numeric_level_has_every_arm_layer_and_side(pack) -> None:
+def test_r94_numeric_level_has_every_arm_layer_head_and_side(pack) -> None:
     _, content = pack
     rows = content.tables.tensors.to_pylist()
-    found = {(row["arm"], row["layer"], row["substituted"]) for row in rows}
-    expected = {
-        (arm.name, layer, side) for arm in content.arms for layer in (0, 1) for side in ("keys", "values", "both")
-    }
-    assert found == expected
+    found = [(row["arm"], row["layer"], row["head"], row["substituted"]) for row in rows]
+    sides = ("keys", "values", "both")
+    expected = itertools.product([arm.name for arm in content.arms], (0, 1), (0, 1), sides)
+    assert sorted(found) == sorted(expected)
+    assert {row["document"] for row in rows} == {document["id"] for document in content.subject["numeric"]["documents"]}
 
 
 def test_the_same_run_gives_the_same_rows_and_verdicts(pack, tiny_folder, contract_toml, tmp_path) -> None:

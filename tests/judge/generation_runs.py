@@ -87,5 +87,5 @@ def judged(of: Contract, found: dict[str, tuple[ArmRun, Rows]]) -> Verdicts:
         {run.name: run.ledger() for run, _ in found.values()},
         table([], TOKEN_COLUMNS),
         table([], ITEM_COLUMNS),
-        table([columns for _, columns in found.values()], GENERATION_COLUMNS),
+        generations=table([columns for _, columns in found.values()], GENERATION_COLUMNS),
     )

@@ -247,7 +247,9 @@ def test_ids_in_another_spelling_and_strange_arms_cannot_be_judged() -> None:
     with pytest.raises(PackError, match="stranger"):
         judged(contract(), found)
     with pytest.raises(PackError, match="lack the columns"):
-        judge(contract(), [], {}, table([], TOKEN_COLUMNS), table([], ITEM_COLUMNS), table([], TOKEN_COLUMNS))
+        judge(
+            contract(), [], {}, table([], TOKEN_COLUMNS), table([], ITEM_COLUMNS), generations=table([], TOKEN_COLUMNS)
+        )
 
 
 def test_the_order_of_rows_and_arms_does_not_matter() -> None:
@@ -284,7 +286,7 @@ def test_r51_r52_r53_teacher_forced_and_free_running_figures_never_stand_in_one_
     generations = table([columns for _, columns in found.values()], GENERATION_COLUMNS)
 
     def figures(rows, outputs) -> dict[str, tuple]:
-        verdicts = judge(contract(text), records, ledgers, rows, table([], ITEM_COLUMNS), outputs)
+        verdicts = judge(contract(text), records, ledgers, rows, table([], ITEM_COLUMNS), generations=outputs)
         return {
             name: (clause.estimate, clause.lower, clause.upper, clause.n, clause.n_unit)
             for (name, part), clause in clauses(verdicts).items()

@@ -143,8 +143,8 @@ def test_the_worst_leads(content: PackContent, page: Page) -> None:
         key=lambda row: row["output_relative"],
     )
     first = next(row for row in page.table_rows() if row[0] == "keys and values")
-    assert first[1] == str(largest["layer"])
-    assert first[2] == f"{largest['output_relative']:.2f}"
+    assert first[1:4] == [str(largest["layer"]), str(largest["head"]), largest["document"]]
+    assert first[4] == f"{largest['output_relative']:.2f}"
 
 
 def test_the_diverging_token_is_marked_and_an_equal_one_is_not(page: Page) -> None:

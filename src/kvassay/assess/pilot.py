@@ -79,7 +79,7 @@ def _calibrate(
     if not needing:
         return {}
     level = levels[0]
-    units = level.pilot_units if level.name == "documents" else level.pilot_units[:MOST_CALIBRATION_UNITS]
+    units = level.pilot_units if level.is_text else level.pilot_units[:MOST_CALIBRATION_UNITS]
     references = [scorer.reference(torch.tensor(level.token_ids(unit))) for unit in units]
     return {arm.name: scorer.calibrate(arm.kv_format, references, policy) for arm in needing}
 

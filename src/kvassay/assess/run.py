@@ -131,7 +131,9 @@ class _Run:
     def prepare(self) -> None:
         """Load the model, draw the workload, run the pilot and write the plan."""
         with _timed(self._seconds, "load"):
-            self._loaded = load_model(self._model_name, announce=self._progress.note)
+            self._loaded = load_model(
+                self._model_name, announce=self._progress.note, weights=self._contract.subject.weights
+            )
             self._check_subject(self._loaded)
             self._levels = drawn_levels(self._contract, self._loaded.tokenizer)
             for level in self._levels:
@@ -196,7 +198,15 @@ class _Run:
         tables = pack.tables()
         computed = {name: pair.computed for name, pair in self._ledgers.items()}
         with _timed(self._seconds, "judge"):
-            verdicts = judge(self._contract, arms, computed, tables.tokens, tables.items, tables.generations)
+            verdicts = judge(
+                self._contract,
+                arms,
+                computed,
+                tables.tokens,
+                tables.items,
+                generations=tables.generations,
+                tensors=tables.tensors,
+            )
         pack.write_verdicts(verdicts)
         return verdicts
 
@@ -238,10 +248,10 @@ class _Run:
                 f"the contract is for model {subject.model!r}, found {self._model_name!r}; "
                 "assess that model, or change subject.model in a copy of the contract"
             )
-        if not (self._contract.has_fidelity or self._contract.task or self._contract.has_free_running):
+        if not self._contract.needs_run:
             raise ContractError(
                 "the contract bounds bytes alone, which need no run: kvassay bytes computes them; "
-                "add [fidelity.*], [free_running.*] or [task.*] to assess what they cost"
+                "add [fidelity.*], [free_running.*], [numeric.*] or [task.*] to assess what they cost"
             )
         geometry = geometry_of(self._model_name)
         for arm in self._arms:
@@ -263,7 +273,7 @@ class _Run:
         """Computed beside allocated, at the length of one text document, or of the longest item without text."""
         assert self._loaded is not None, "prepare comes first"
         level = self._levels[0]
-        units = level.units[:1] if level.name == "documents" else level.units
+        units = level.units[:1] if level.is_text else level.units
         token_ids = max((level.token_ids(unit) for unit in units), key=len)
         reference = self._scorer.reference(torch.tensor(token_ids))
         tokens = len(token_ids)
@@ -306,8 +316,10 @@ class _Run:
                 "weight_files_sha256": loaded.hashes.weight_files,
                 "tokenizer_sha256": loaded.hashes.tokenizer,
                 "config_sha256": loaded.hashes.config,
-                "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+                "parameters": loaded.parameters,
                 "dtype": "float32",
+                "weights": contract.subject.weights,
+                "quantized_weights": loaded.quantized_weights and loaded.quantized_weights._asdict(),
             },
             "engine": {
                 "name": "transformers",
@@ -317,6 +329,7 @@ class _Run:
             },
             "geometry": loaded.geometry.model_dump(mode="json"),
             "corpus": None,
+            "numeric": None,
             "items_sha256": sha256_json([]),
             "task": {},
             **{key: value for level in self._levels for key, value in level.to_json().items()},

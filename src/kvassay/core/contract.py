@@ -18,6 +18,7 @@ from kvassay.core.clauses.decision import Candidates, Controls, Inference
 from kvassay.core.clauses.fidelity import Fidelity, TextWorkload
 from kvassay.core.clauses.fields import Section, contract_format
 from kvassay.core.clauses.free_running import FreeRunning
+from kvassay.core.clauses.numeric import Numeric
 from kvassay.core.clauses.sizes import ByteBounds
 from kvassay.core.clauses.slice_plan import slice_fault
 from kvassay.core.clauses.subject import Subject
@@ -52,6 +53,7 @@ class Contract(Section):
     controls: Controls = Controls()
     fidelity: Fidelity = Fidelity()
     free_running: FreeRunning = FreeRunning()
+    numeric: Numeric = Numeric()
     task: dict[TaskName, TaskBound] = Field(default_factory=dict[TaskName, TaskBound])
     bytes: ByteBounds = ByteBounds()
     waivers: tuple[Waiver, ...] = ()
@@ -65,7 +67,8 @@ class Contract(Section):
     def _has_clauses(self) -> Contract:
         if not self.clause_names:
             raise ValueError(
-                "the contract bounds nothing; give at least one of [fidelity.*], [free_running.*], [task.*] or [bytes]"
+                "the contract bounds nothing; give at least one of [fidelity.*], [free_running.*], [numeric.*], "
+                "[task.*] or [bytes]"
             )
         if needles_alone(self.task) and not self.has_fidelity:
             raise ValueError(
@@ -109,6 +112,7 @@ class Contract(Section):
         return (
             *(f"fidelity.{name}" for name in self.fidelity.bounds),
             *(f"free_running.{name}" for name in self.free_running.bounds),
+            *(f"numeric.{name}" for name in self.numeric.bounds),
             *(f"task.{name}" for name in sorted(self.task)),
             *(f"bytes.{name}" for name in self.bytes.bounds),
         )
@@ -122,6 +126,21 @@ class Contract(Section):
     def has_free_running(self) -> bool:
         """True where some clause needs generated text."""
         return bool(self.free_running.bounds)
+
+    @property
+    def needs_text(self) -> bool:
+        """True where some clause needs documents of `text.corpus`, scored or captured."""
+        return self.has_fidelity or bool(self.numeric.bounds)
+
+    @property
+    def needs_run(self) -> bool:
+        """True where some clause needs the model: bytes alone are computed."""
+        return self.needs_text or self.has_free_running or bool(self.task)
+
+    @property
+    def captured_queries(self) -> int:
+        """Decode positions of a captured document that the numeric level measures: the last ones."""
+        return min(self.numeric.queries, self.text.scored_tokens)
 
     @property
     def sha256(self) -> str:

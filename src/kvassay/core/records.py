@@ -156,17 +156,26 @@ TENSOR_COLUMNS: dict[str, str] = {
     "arm": "string",
     "document": "string",
     "layer": "int32",
+    "head": "int32",
     "substituted": "string",
     "reconstruction_rmse": "float64",
+    "reconstruction_max_abs": "float64",
     "reconstruction_relative": "float64",
+    "score_rmse": "float64",
     "score_max_abs": "float64",
+    "score_relative": "float64",
+    "weight_rmse": "float64",
     "weight_max_abs": "float64",
-    "output_max_abs": "float64",
+    "weight_relative": "float64",
     "output_rmse": "float64",
+    "output_max_abs": "float64",
     "output_relative": "float64",
+    "stored_reads": "int32",
 }
-"""One row a layer of a captured document. `substituted` is `keys`, `values` or `both`: the sides that were replaced
-by their decoded codes."""
+"""One row a cell: a layer and KV head of a captured document, with `keys`, `values` or `both` sides replaced by what
+a cache of the format hands to each query (`substituted`). `_relative` is the root of error energy over signal energy.
+With both sides replaced, the reconstruction figures are those of the worse side. `stored_reads` sums, over the measured
+queries, the older tokens that each read from codes."""
 
 GENERATION_COLUMNS: dict[str, str] = {
     "arm": "string",

@@ -110,7 +110,7 @@ def run_search(
 
 def _choose(model_name: str, contract_toml: str, options: SearchOptions, progress: Progress) -> _Chosen:
     contract = parse_contract(contract_toml)
-    if not contract.has_fidelity and not contract.task:
+    if not contract.needs_run:
         raise ContractError("the contract bounds bytes alone, which need no search: kvassay capacity computes them")
     geometry = geometry_of(model_name)
     ladder = _ladder(options, geometry)
@@ -192,7 +192,7 @@ def _ladder(options: SearchOptions, geometry: CacheGeometry) -> Ladder:
 def _context_tokens(levels: Sequence[Level]) -> int:
     """The length at which the judged run counts bytes: a document's, or the longest item's where there is no text."""
     level = levels[0]
-    units = level.units[:1] if level.name == "documents" else level.units
+    units = level.units[:1] if level.is_text else level.units
     return max(len(level.token_ids(unit)) for unit in units)
 
 

@@ -14,14 +14,15 @@ from kvassay.core.records import Arm, ControlResult, Outcome
 from kvassay.core.slices import ALL
 from kvassay.errors import FormatError
 from kvassay.judge.byte_bounds import byte_clauses
-from kvassay.judge.engagement import Engagement, ItemSlices, engagement
+from kvassay.judge.engagement import ArmRows, Engagement, ItemSlices, engagement
 from kvassay.judge.fidelity import fidelity_clauses
 from kvassay.judge.free_running import free_running_clauses
 from kvassay.judge.generation_engagement import with_generations
 from kvassay.judge.generation_rows import GenerationTable
 from kvassay.judge.judged import JudgedClause
+from kvassay.judge.numeric import numeric_clauses, tensor_slices
 from kvassay.judge.pairing import Faults
-from kvassay.judge.rows import ItemTable, TokenTable, labels_of, rows_in_slice
+from kvassay.judge.rows import ItemTable, TensorTable, TokenTable, labels_of, rows_in_slice
 from kvassay.judge.task import task_clauses
 from kvassay.judge.token_slices import TokenCounts, token_slices
 from kvassay.judge.wording import figure
@@ -40,6 +41,8 @@ class Evidence(NamedTuple):
     token_counts: TokenCounts
     """Of the tokens that the run scores, whatever the arm."""
     generation_faults: Faults
+    tensors: TensorTable
+    tensor_faults: Faults
 
 
 class JudgedArm(NamedTuple):
@@ -53,6 +56,7 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
     tokens = evidence.tokens.arms.get(arm.name)
     items = {task: rows for task in contract.task if (rows := evidence.items.arms.get((task, arm.name))) is not None}
     generations = evidence.generations.get(arm.name)
+    tensors = evidence.tensors.arms.get(arm.name) if contract.numeric.bounds else None
     token_parts = None
     if tokens is not None:
         token_parts = token_slices(evidence.tokens, tokens, contract.text, evidence.token_counts)
@@ -63,8 +67,9 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
             task: ItemSlices(rows, {label: rows_in_slice(cells, rows.slice, label) for label in labels_of(cells)})
             for task, rows in items.items()
         }
-        found = engagement(arm, fault, ledger, tokens, token_parts, item_parts)
-        found = with_generations(found, arm, fault, generations)
+        tensor_parts = None if tensors is None else tensor_slices(evidence.tensors, tensors)
+        rows = ArmRows(tokens, token_parts, item_parts, tensor_parts)
+        found = with_generations(engagement(contract, arm, fault, ledger, rows), arm, fault, generations)
     whole = (fault,) if isinstance(fault, str) else ()
     required = contract.controls.require_engaged
 
@@ -76,6 +81,8 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
     clauses = [*fidelity_clauses(contract, token_parts, faults("fidelity", of_rows))]
     of_generations = evidence.generation_faults.get(arm.name, ())
     clauses += free_running_clauses(contract, evidence.generations, generations, faults("free_running", of_generations))
+    of_tensors = evidence.tensor_faults.get(arm.name, ())
+    clauses += numeric_clauses(contract, evidence.tensors, tensors, faults("numeric", of_tensors))
     for task, bound in sorted(contract.task.items()):
         of_rows = evidence.item_faults[task].get(arm.name, ())
         clauses += task_clauses(contract, task, bound, evidence.items, items.get(task), faults(f"task.{task}", of_rows))
@@ -114,6 +121,8 @@ def _slice_controls(clauses: Sequence[JudgedClause], found: Engagement) -> Itera
         name, fault = f"engaged.{level}.{label}", found.faults.get(level) or found.slice_faults.get((level, label))
         if (level, label) not in ran:
             yield ControlResult(name=name, passed=None, reason="not run: the arm has no rows in this slice")
+        elif (level, label) in found.exact_slices:
+            yield ControlResult(name=name, passed=None, reason="does not apply: the format stores plain floats there")
         else:
             well = "its queries read stored tokens"
             yield ControlResult(name=name, passed=fault is None, reason=fault or well)

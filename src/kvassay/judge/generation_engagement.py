@@ -34,7 +34,7 @@ def with_generations(
         fault = drift.reason
     others = [control for control in found.controls if not control.reason.startswith("not run")]
     faults = {**found.faults, **({LEVEL: fault} if fault else {})}
-    return Engagement((*others, engaged, drift), faults, found.slice_faults)
+    return found._replace(controls=(*others, engaged, drift), faults=faults)
 
 
 def _reads_fault(arm: Arm, kv_format: KVFormat, rows: Sequence[GenerationRow]) -> str | None:

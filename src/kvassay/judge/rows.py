@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kvassay.core.records import ITEM_COLUMNS, TOKEN_COLUMNS
+from kvassay.core.geometry import MAX_LAYERS
+from kvassay.core.records import ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS
 from kvassay.core.slices import ALL, slice_labels
 from kvassay.core.tasks.kinds import is_right
 from kvassay.errors import PackError
@@ -109,6 +110,45 @@ class ItemTable(NamedTuple):
     """By task and arm; those that have rows."""
 
 
+class TensorRows(NamedTuple):
+    """Cells of one arm by document, side, layer and head, each `[rows]`. Figures are NaN where not measured."""
+
+    document: Integers
+    """Code of the document: its place in `TensorTable.documents`."""
+    substituted: Integers
+    """Code of the replaced side: its place in `TensorTable.sides`."""
+    layer: Integers
+    head: Integers
+    stored_reads: Floats
+    figures: Mapping[str, Floats]
+    """By column of the table."""
+
+    @property
+    def size(self) -> int:
+        return len(self.document)
+
+    def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> TensorRows:
+        """The rows under a mask, or in the order of the indices."""
+        return TensorRows(
+            document=self.document[which],
+            substituted=self.substituted[which],
+            layer=self.layer[which],
+            head=self.head[which],
+            stored_reads=self.stored_reads[which],
+            figures={name: values[which] for name, values in self.figures.items()},
+        )
+
+
+class TensorTable(NamedTuple):
+    documents: tuple[str, ...]
+    sides: tuple[str, ...]
+    arms: dict[str, TensorRows]
+    """Arms that have rows."""
+
+
+NO_TENSORS = TensorTable((), (), {})
+
+
 def rows_in_slice(cells: Sequence[str], codes: Integers, label: str) -> NDArray[np.bool_]:
     """Which rows carry a label; `cells` are a table's slice cells and `codes` each row's place among them."""
     holding = np.array([label in slice_labels(cell) for cell in cells], dtype=np.bool_)
@@ -183,6 +223,30 @@ def read_items(table: ArrowTable, arms: Sequence[str]) -> ItemTable:
         if (keep := (task == task_code) & (arm == arm_code)).any()
     }
     return ItemTable(contexts, slices, questions, expected, by_arm)
+
+
+def read_tensors(table: ArrowTable, arms: Sequence[str]) -> TensorTable:
+    """Cells of every arm; raises PackError like `read_tokens`."""
+    _check_columns(table, TENSOR_COLUMNS, "tensor")
+    arm_names, arm = _names(table, "arm", "tensor")
+    _check_arms(arm_names, arms, "tensor")
+    documents, document = _names(table, "document", "tensor")
+    sides, side = _names(table, "substituted", "tensor")
+    rows = TensorRows(
+        document=document,
+        substituted=side,
+        layer=_whole_numbers(table, "layer", "tensor"),
+        head=_whole_numbers(table, "head", "tensor"),
+        stored_reads=_figures(table, "stored_reads", "tensor"),
+        figures={name: _figures(table, name, "tensor") for name, kind in TENSOR_COLUMNS.items() if kind == "float64"},
+    )
+    if min(rows.layer.min(initial=0), rows.head.min(initial=0)) < 0 or rows.layer.max(initial=0) >= MAX_LAYERS:
+        raise PackError(f"tensor rows: layers must lie between 0 and {MAX_LAYERS - 1}, heads at 0 or above")
+    order = np.lexsort((rows.figures["output_relative"], rows.head, rows.layer, side, document, arm))
+    ordered, arm = rows.take(order), arm[order]
+    return TensorTable(
+        documents, sides, {name: ordered.take(arm == code) for code, name in enumerate(arm_names) if code in arm}
+    )
 
 
 def _right(table: ArrowTable, answer: str) -> Floats:

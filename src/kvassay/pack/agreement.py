@@ -25,7 +25,7 @@ from kvassay.pack.manifest import first_fault
 from kvassay.pack.reader import PackContent
 from kvassay.pack.tables import TABLE_COLUMNS, rows_per_arm, table_file
 
-_TABLES = {"fidelity": "tokens", "task": "items", "free_running": "generations"}
+_TABLES = {"fidelity": "tokens", "free_running": "generations", "numeric": "tensors", "task": "items"}
 """Whose rows a level's clauses rest on."""
 _NO_EVIDENCE = (Outcome.NOT_MEASURED, Outcome.INVALID_EVIDENCE)
 

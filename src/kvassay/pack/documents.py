@@ -98,7 +98,7 @@ def measured_length_fault(pack: PackContent, pair: ArmLedgers) -> str | None:
     if len(found) > 1 or batch != 1:
         return "computed and allocated ledger must be of one row and of the same number of tokens"
     text = pack.contract.text
-    if pack.contract.has_fidelity:
+    if pack.contract.needs_text:
         planned = text.prompt_tokens + text.scored_tokens
         return None if tokens == planned else f"the ledger is of {tokens} tokens, documents have {planned}"
     if pack.contract.has_free_running and not pack.contract.task:

@@ -53,6 +53,7 @@ _IDENTIFYING = frozenset(
         "position",
         "token_id",
         "layer",
+        "head",
         "substituted",
         "prompt",
         "prompt_ids",

@@ -34,7 +34,7 @@ class PackWriter:
         with PackWriter(out, contract, contract_toml) as pack:
             pack.append_tokens({"arm": "kivi-4", "document": "d1", "position": positions, ...})
             tables = pack.tables()
-            pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items, tables.generations))
+            pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items, tensors=tables.tensors))
             ...
             pack.write_report(render(pack.content()))
             manifest = pack.commit()

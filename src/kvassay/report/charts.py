@@ -95,11 +95,13 @@ KINDS: tuple[ChartKind, ...] = (
         "by their decoded "
         "codes, only the values, or both. A stronger colour is a larger relative error of the attention "
         "output; the largest "
-        "over the captured documents.",
+        "over the KV heads of the layer and the captured documents.",
         (
             ("arm", "format"),
             ("substituted", "replaced"),
             ("layer", "layer"),
+            ("head", "worst KV head"),
+            ("document", "document"),
             ("output_relative", "relative output error"),
         ),
         layer_chart,

@@ -18,6 +18,7 @@ NO_BOUND = "no bound"
 _SOURCES = {
     "fidelity": table_file("tokens"),
     "free_running": table_file("generations"),
+    "numeric": table_file("tensors"),
     "task": table_file("items"),
     "bytes": layout.LEDGERS,
 }

@@ -96,7 +96,7 @@ def _render(findings: Findings, drawings: list[Drawing], detail: Detail) -> str:
             worst=worst_rows(findings),
             examples=worst_examples(content, detail.examples_per_arm),
             free_running=free_running_level(content, findings.outputs),
-            numeric=numeric_level(findings.layers, detail.further_layers),
+            numeric=numeric_level(content, findings.layers, detail.further_layers),
             measures=MEASURES,
             chart_arms_left_out=arms_left_out(findings),
             ledgers=ledger_tables(content),

@@ -68,6 +68,11 @@ def _workload(content: PackContent) -> tuple[str, ...]:
         "were not measured: "
         "KV formats that one model bears can ruin another."
     ]
+    if contract.subject.weights != "stored":
+        sentences.append(
+            f"The weights ran as {contract.subject.weights}, in the reference and under every format alike: what that "
+            "costs the model is part of no figure here, and verdicts on the stored weights are another run's."
+        )
     if tokens.num_rows:
         documents = len(distinct(tokens, "document"))
         longest = (largest(tokens, "position") or 0) + 1
@@ -124,8 +129,12 @@ def _quality(content: PackContent) -> tuple[str, ...]:
         documents = len(distinct(content.tables.tensors, "document"))
         plural = "" if documents == 1 else "s"
         sentences.append(
-            f"Array and output errors come from {documents} document{plural}; they explain a result and "
-            "decide no verdict."
+            f"Array, score, weight and output errors come from {documents} document{plural}; "
+            + (
+                "the clauses on them bound attention and not what the model answers."
+                if contract.numeric.bounds
+                else "they explain a result and decide no verdict."
+            )
         )
     if not objects_at(content.subject, "examples"):
         sentences.append("No worst examples are recorded.")

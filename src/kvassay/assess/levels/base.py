@@ -61,6 +61,8 @@ class Level(ABC):
     """Key of its seconds in the environment record and of its size in the plan's pilot, e.g. `documents`."""
     words: str
     """What progress calls its units."""
+    is_text: bool = False
+    """Units are documents of the contract's text: equally long, and in the pilot all of them calibrate."""
     units: Sequence[Any]
     pilot_units: Sequence[Any]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,9 @@ from kvassay.assess.document_rows import run_document, token_rows
 from kvassay.assess.examples import WorstExamples
 from kvassay.assess.levels.base import Columns, Cost, Level, PilotRows, Sink, Subject
 from kvassay.assess.levels.plan_entries import ClausePlan, cluster_entry
-from kvassay.assess.numeric_level import tensor_rows
+from kvassay.assess.levels.text_source import TextSource
 from kvassay.core.clauses.slice_plan import is_token_slice, planned_documents, slice_fault
 from kvassay.core.contract import Contract
-from kvassay.core.digest import sha256_json
 from kvassay.core.slices import ALL
 from kvassay.errors import ContractError
 from kvassay.judge.fidelity import FIGURES, fidelity_clause
@@ -26,40 +23,27 @@ from kvassay.judge.rows import Floats, Integers, TokenTable, read_tokens
 from kvassay.judge.token_slices import count_tokens, token_slices
 from kvassay.pack.tables import arrow_schema
 from kvassay.stats.cluster import document_sums
-from kvassay.workloads.conversations import template_name
-from kvassay.workloads.corpus import load_corpus
-from kvassay.workloads.excerpts import TokenDocument, text_documents
+from kvassay.workloads.excerpts import TokenDocument
 
 
 class DocumentLevel(Level):
-    """Rows of the table `tokens`, and of `tensors` for the first document."""
+    """Rows of the table `tokens`."""
 
     name = "documents"
     words = "documents"
+    is_text = True
 
     def __init__(self, contract: Contract, tokenizer: Any) -> None:
         """Draw documents for verdict and pilot, which share none; raises WorkloadError where there are too few."""
         text, inference = contract.text, contract.inference
         self._contract = contract
-        self._corpus = load_corpus(text.corpus)
-        cells = {document.slice for document in self._corpus.documents}
+        self.source = TextSource(contract, tokenizer)
+        cells = {document.slice for document in self.source.corpus.documents}
         if fault := slice_fault(text, contract.fidelity, inference.pilot_documents, cells):
             raise ContractError(fault)
-        self._chat_template: str | None = None
-        if any(document.messages for document in self._corpus.documents):
-            self._chat_template = template_name(tokenizer)
-        draw = partial(
-            text_documents,
-            self._corpus,
-            tokenizer,
-            prompt_tokens=text.prompt_tokens,
-            scored_tokens=text.scored_tokens,
-            seed=inference.seed,
-            assistant=text.scored == "assistant",
-        )
-        self.units: Sequence[TokenDocument] = draw(documents=text.documents)
+        self.units: Sequence[TokenDocument] = self.source.draw(text.documents)
         taken = {document.id for document in self.units}
-        self.pilot_units: Sequence[TokenDocument] = draw(documents=inference.pilot_documents, exclude=taken)
+        self.pilot_units: Sequence[TokenDocument] = self.source.draw(inference.pilot_documents, exclude=taken)
         self._examples: WorstExamples | None = None
 
     def token_ids(self, unit: TokenDocument) -> Sequence[int]:
@@ -78,7 +62,6 @@ class DocumentLevel(Level):
             return
         if self._examples is None:
             self._examples = WorstExamples(subject.scorer, subject.tokenizer)
-            sink("tensors", tensor_rows(subject.scorer, passes, unit.id, subject.arms, subject.calibrations))
         self._examples.offer(passes, rows, unit.id)
 
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
@@ -127,32 +110,7 @@ class DocumentLevel(Level):
         return Cost(total, run_again * len(arms))
 
     def to_json(self) -> dict[str, Any]:
-        """`sha256` is of all token ids, `scored_sha256` of those that rows hold: the true next token of each.
-
-        `roles` are those of a conversation's rows, in order, each with its number of rows.
-        """
-        corpus, prompt = self._corpus, self._contract.text.prompt_tokens
-        return {
-            "corpus": {
-                "name": corpus.name,
-                "source": corpus.source,
-                "version": corpus.version,
-                "licence": corpus.licence,
-                "sha256": corpus.sha256,
-                "chat_template": self._chat_template,
-                "documents": [
-                    {
-                        "id": document.id,
-                        "slice": document.slice,
-                        "tokens": len(document.token_ids),
-                        "sha256": sha256_json(list(document.token_ids)),
-                        "scored_sha256": sha256_json(list(document.token_ids[prompt + 1 :])),
-                        "roles": run_lengths(document.scored_roles(prompt)),
-                    }
-                    for document in self.units
-                ],
-            }
-        }
+        return self.source.to_json(self.units)
 
     def pilot_json(self) -> dict[str, Any]:
         return {
@@ -167,7 +125,7 @@ class DocumentLevel(Level):
 def check_text_length(contract: Contract, context: int | None, model_name: str) -> None:
     """The length of a text is the contract's, so it is checked before the model is read."""
     length = contract.text.prompt_tokens + contract.text.scored_tokens
-    if contract.has_fidelity and context is not None and length > context:
+    if contract.needs_text and context is not None and length > context:
         raise ContractError(
             f"text.prompt_tokens + text.scored_tokens is {length}, {model_name} has a context of {context} tokens"
         )
@@ -186,7 +144,3 @@ def document_means(values: Floats, document: Integers, threshold: float | None) 
         return []
     sums, counts = document_sums(values if threshold is None else (values > threshold).astype(np.float64), document)
     return (sums / counts).tolist()
-
-
-def run_lengths(roles: Sequence[str]) -> list[tuple[str, int]]:
-    return [(role, len(list(group))) for role, group in groupby(roles)]
