@@ -1,9 +1,9 @@
 """How often a model's full-precision cache solves each kind of task: what a floor may ask, and what discriminates.
 
-    python -m benchmarks.task_floors [--model smollm2-135m] [--kinds recall json] [--items 48] [--tokens 512 1024] [--json]
+    python -m benchmarks.task_floors [--model NAME] [--kinds recall json] [--items 48] [--tokens 512 1024] [--json]
 
 Teacher-forced, one forward pass an item, as in an assessment; no format takes part. Intervals are Wilson's at 95%
-(Wilson 1927, "Probable inference, the law of succession, and statistical inference"). Answers say where a wrong one goes wrong.
+(Wilson 1927, "Probable inference, the law of succession, and statistical inference").
 """
 
 from __future__ import annotations

@@ -45,7 +45,14 @@ def joined(*several: list[ArmRun]) -> list[ArmRun]:
     return first
 
 
-FIDELITY = '[fidelity.kl_mean]\nmax = 0.01\n[[waivers]]\nclause = "fidelity.kl_mean"\nreason = "only tasks here"\ngranted = 2026-01-01\n'
+FIDELITY = """
+[fidelity.kl_mean]
+max = 0.01
+[[waivers]]
+clause = "fidelity.kl_mean"
+reason = "only tasks here"
+granted = 2026-01-01
+"""
 
 
 def probe(kind: str, extra: str = "") -> Contract:

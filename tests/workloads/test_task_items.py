@@ -1,7 +1,10 @@
-"""Items of every kind: fitted to their length, answered once by their context, the same on every machine (R44 to R49)."""
+"""Items of every kind: fitted to their length, answered once by their context, always the same (R44 to R49)."""
 
 from __future__ import annotations
 
+import json
+import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -56,30 +59,34 @@ def test_the_context_gives_the_answer_exactly_once(kind: str) -> None:
 def test_several_values_stand_in_the_order_of_the_answer() -> None:
     for item in items_of("multi-value", 12, values=4):
         text = PLAIN.decode(item.prompt_ids)
-        numbers = item.expected.split(", ")
+        numbers = re.findall(r"\d+", item.expected)
         assert len(numbers) == 4
         assert [text.count(number) for number in numbers] == [1] * 4
         assert sorted(numbers, key=text.index) == numbers
-        assert "four secret numbers" in PLAIN.decode(item.question_ids)
+        assert f"The first secret number of the {item.question} is {numbers[0]}. " in text
+        assert f", the fourth secret number of the {item.question} is {numbers[3]}" in item.expected
 
 
 def test_a_variable_leads_to_its_number_in_as_many_hops() -> None:
     seen = set()
     for item in items_of("variable-tracking", 12):
-        lines = PLAIN.decode(item.prompt_ids).split("\n\n")[1].split("\n")
-        assigned = dict(line.split(" = ") for line in lines if " = " in line)
-        value, found = item.question, []
-        while value in assigned:
-            value = assigned[value]
-            found.append(value)
-        assert " = ".join(found) == item.expected
-        seen.add((len(found) - 1, item.slice.rpartition("hops=")[2]))
+        text = PLAIN.decode(item.prompt_ids)
+        said = dict(re.findall(r"The number of the (\w+) is (?:that of the )?(\w+)\.", text))
+        value, hops, found = item.question, 0, []
+        while not value.isdigit():
+            after = said[value]
+            found.append(f"The number of the {value} is {'' if after.isdigit() else 'that of the '}{after}")
+            value, hops = after, hops + 1
+        assert ". ".join(found) == f"The number of the {item.question} is {item.expected}"
+        # A noun is told before another one refers to it.
+        assert [text.index(one) for one in found] == sorted((text.index(one) for one in found), reverse=True)
+        seen.add((hops - 1, item.slice.rpartition("hops=")[2]))
     assert seen == {(1, "1"), (2, "2"), (3, "3")}
 
 
 def test_the_frequent_word_is_the_most_frequent_by_far() -> None:
     for item in items_of("common-words"):
-        words = PLAIN.decode(item.prompt_ids).split("\n\n")[1].split(", ")
+        words = PLAIN.decode(item.prompt_ids).rpartition("List: ")[2].split(", ")
         counts = sorted(((words.count(word), word) for word in set(words)), reverse=True)
         assert counts[0][1] == item.expected
         assert counts[0][0] > 4 * counts[1][0]
@@ -87,24 +94,25 @@ def test_the_frequent_word_is_the_most_frequent_by_far() -> None:
 
 def test_b20_sums_are_those_of_the_context_and_right() -> None:
     for item in items_of("arithmetic", 12, steps=(2, 4)):
-        asked = next(
-            line for line in PLAIN.decode(item.prompt_ids).splitlines() if line.startswith(f"{item.question}: ")
+        steps = [[int(number) for number in step.split(" + ")] for step in item.expected.split(" = ")]
+        assert len(steps) == 1 + int(item.slice.rpartition("steps=")[2])
+        assert (
+            PLAIN.decode(item.prompt_ids).count(f"The sum of the {item.question} is {item.expected.split(' = ')[0]}.")
+            == 1
         )
-        operands = [int(number) for number in asked.partition(": ")[2].replace(", plus", " plus").split(" plus ")]
-        assert len(operands) == 1 + int(item.slice.rpartition("steps=")[2])
-        totals = [int(step.rpartition(" is ")[2]) for step in item.expected.split(", ")]
-        assert totals == [sum(operands[: place + 2]) for place in range(len(operands) - 1)]
+        for before, after in pairwise(steps):
+            assert after == [before[0] + before[1], *before[2:]]
+        assert len(steps[-1]) == 1
 
 
-def test_a_call_takes_its_names_from_the_context_and_its_values_from_the_request() -> None:
-    import json
-
+def test_a_call_takes_its_name_from_the_context_and_its_values_from_the_request() -> None:
     for item in items_of("tool-call"):
         call = json.loads(item.expected)
-        first, second = call["arguments"]
-        assert f"{item.question}: {call['name']}({first}, {second})\n" in PLAIN.decode(item.prompt_ids)
-        values = ", ".join(map(str, call["arguments"].values()))
-        assert PLAIN.decode(item.question_ids).endswith(f"Request: {item.question}, {values}\nCall:")
+        (first, place), (second, amount) = call["arguments"].items()
+        schema = f'{{"name": "{call["name"]}", "arguments": {{"{first}": text, "{second}": number}}}}'
+        assert f"The tool of the {item.question} is {schema} " in PLAIN.decode(item.prompt_ids)
+        request = f"With {first} {place} and {second} {amount}, the tool of the {item.question} is"
+        assert PLAIN.decode(item.question_ids).endswith(f"\n{request}")
         assert call["name"] not in PLAIN.decode(item.question_ids)
 
 

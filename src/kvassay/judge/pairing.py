@@ -219,8 +219,8 @@ def _item_contradictions(table: ItemTable, rows: ItemRows, planned: dict[str, Ta
     expected = [table.expected[code] or "" for code in _codes(rows.expected)]
     slices = [slice_labels(table.slices[code]) for code in _codes(rows.slice)]
     for what, other in (
-        ("question", [draw.id for row, draw in asked if questions[row] != draw.question]),
         ("expected answer", [draw.id for row, draw in asked if not expected[row].endswith(draw.expected)]),
+        ("question", [draw.id for row, draw in asked if questions[row] != draw.question]),
         ("slice", [draw.id for row, draw in asked if slices[row] != (draw.labels or (ALL,))]),
         ("length", [draw.id for row, draw in asked if not _has_its_length(float(rows.context_tokens[row]), draw)]),
     ):

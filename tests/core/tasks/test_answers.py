@@ -1,4 +1,4 @@
-"""Scores of written answers: hostile text is read or refused, never raised over (B05, B06)."""
+"""Scores of written answers: hostile text is read or refused, never raised over."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HOSTILE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 @HOSTILE
 @given(OBJECTS, st.sampled_from(["", "\n", "  ", "\nstone: {", "\r\nnext"]), st.sampled_from(["", " ", "\n\t "]))
-def test_b06_every_object_that_json_writes_is_read_again(value, after, before) -> None:
+def test_every_object_that_json_writes_is_read_again(value, after, before) -> None:
     for text in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, ensure_ascii=False)):
         found = parse_json_object(before + text + after)
         assert found is not None
@@ -50,7 +50,7 @@ def test_b06_every_object_that_json_writes_is_read_again(value, after, before) -
 
 @HOSTILE
 @given(st.text() | st.text(alphabet='{}[]":,0123456789.eE+-truefalsn\\u \n'))
-def test_b05_any_text_has_a_score(text) -> None:
+def test_any_text_has_a_score(text) -> None:
     for kind in KINDS.values():
         score = kind.scored(RECORD, text)
         assert score.right is False or text.lstrip().startswith(RECORD)
@@ -99,7 +99,7 @@ def test_a_cut_object_is_not_read(value, cut) -> None:
     ],
     ids=lambda text: repr(text[:24]),
 )
-def test_b06_what_is_no_json_object_is_not_read(text) -> None:
+def test_what_is_no_json_object_is_not_read(text) -> None:
     assert parse_json_object(text) is None
     assert scored_json(RECORD, text) == GeneratedScore(False, False)
     assert scored_tool_call(CALL, text) == GeneratedScore(False, False)
@@ -135,7 +135,7 @@ def test_parsing_is_told_apart_from_being_right(text, right) -> None:
         CALL[:-1] + ', "id": 1}',
     ],
 )
-def test_b06_an_object_that_is_no_call(text) -> None:
+def test_an_object_that_is_no_call(text) -> None:
     assert parse_json_object(text) is not None
     assert parse_tool_call(text) is None
     assert scored_tool_call(CALL, text) == GeneratedScore(False, False)

@@ -32,7 +32,7 @@ class TaskBound(Section):
     hops: tuple[Annotated[int, Field(ge=1, le=4)], ...] = Field(default=(), max_length=4)
     steps: tuple[Annotated[int, Field(ge=1, le=8)], ...] = Field(default=(), max_length=8)
     keys: int | None = Field(default=None, ge=2, le=32)
-    values: int | None = Field(default=None, ge=2, le=5)
+    values: int | None = Field(default=None, ge=2, le=8)
     slices: tuple[str, ...] = ()
     """Those that must be MET by themselves."""
 
@@ -42,7 +42,11 @@ class TaskBound(Section):
         """The effective contract states what a kind takes where the file does not."""
         if not isinstance(given, Mapping):
             return given
-        fields = dict(cast(Mapping[str, Any], given))
+        # A validator that comes before turns JSON into Python, where a strict tuple is not written as a list.
+        fields = {
+            name: tuple(cast(list[Any], value)) if isinstance(value, list) else value
+            for name, value in cast(Mapping[str, Any], given).items()
+        }
         kind = fields.get("kind")
         if not isinstance(kind, str) or kind not in KINDS:
             return fields

@@ -15,6 +15,9 @@ BLOCK = 5
 OTHERS = 40
 """Different other words, which take turns: each stands a tenth as often as the frequent one."""
 
+EXAMPLES = 2
+"""Short lists before the long one, with their answers."""
+
 
 def common_words(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
     """Words in a row, a fifth of them the same one, which is asked for."""
@@ -34,8 +37,18 @@ def common_words(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
     return Script(
         question="most frequent word",
         expected=frequent,
-        heading="A list of words, some of which stand in it often.\n\n",
+        heading=f"The word that stands most often in a list.\n\n{_examples(others)}List: ",
         entries=(),
-        ask="\n\nThe word that stands most often in the list is",
+        ask="\nMost often:",
         filler=filler,
     )
+
+
+def _examples(words: Sequence[str]) -> str:
+    """Lists of seven words, three of which are the same one."""
+    text: list[str] = []
+    for place in range(EXAMPLES):
+        often, first, second, third, fourth = words[5 * place : 5 * place + 5]
+        listed = ", ".join((first, often, second, often, third, fourth, often))
+        text.append(f"List: {listed}, \nMost often: {often}\n\n")
+    return "".join(text)

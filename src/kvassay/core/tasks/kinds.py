@@ -15,8 +15,8 @@ from kvassay.core.tasks.answers import (
 from kvassay.core.tasks.chains import arithmetic, variable_tracking
 from kvassay.core.tasks.common_words import common_words
 from kvassay.core.tasks.draws import Draws
-from kvassay.core.tasks.lists import rare_copy, recall
-from kvassay.core.tasks.needles import multi_key, multi_value, needle, passkey
+from kvassay.core.tasks.lists import recall
+from kvassay.core.tasks.needles import multi_key, multi_value, needle, passkey, rare_copy
 from kvassay.core.tasks.records import json_record, tool_call
 from kvassay.core.tasks.script import Facts, Script
 from kvassay.core.tasks.settings import DEPTHS, TaskSettings, cell_labels, cell_of

@@ -1,4 +1,4 @@
-"""Sentences with a number in a text that does not matter: a pass key in repeated filler, needles in varied prose."""
+"""Sentences to be found in a text that does not matter: a pass key in repeated filler, needles in varied prose."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from itertools import islice, repeat
 from typing import NamedTuple
 
 from kvassay.core.tasks.draws import Draws
+from kvassay.core.tasks.keyed import Keyed
 from kvassay.core.tasks.prose import sentences
-from kvassay.core.tasks.script import Entry, Facts, Script, asked_position
+from kvassay.core.tasks.script import Entry, Facts, Script, ascending_positions, asked_position
 from kvassay.core.tasks.settings import TaskSettings
-from kvassay.core.tasks.words import NOUNS
+from kvassay.core.tasks.words import COMMON_WORDS, NOUNS, RARE_WORDS
 
-NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
+VALUES = {"common": COMMON_WORDS, "rare": RARE_WORDS}
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+COPY_KEYS = 4
+"""Nouns with words in one context."""
 
 
 class PasskeyText(NamedTuple):
@@ -28,25 +32,25 @@ PASSKEY_TEXTS = {
         "A pass key is hidden in this text.\n\n",
         "The road is long and the field is wide. The river runs slowly past the mill. We walk on. ",
         "The pass key is {number}. Remember it. ",
-        "\n\nWhat is the pass key? The pass key is",
+        "\n\nThe text again: The pass key is",
     ),
     "de": PasskeyText(
         "In diesem Text steht ein Schlüssel.\n\n",
         "Der Weg ist lang und das Feld ist weit. Der Fluss zieht langsam an der Mühle vorbei. Wir gehen weiter. ",
         "Der Schlüssel ist {number}. Merke ihn dir. ",
-        "\n\nWas ist der Schlüssel? Der Schlüssel ist",
+        "\n\nDer Text noch einmal: Der Schlüssel ist",
     ),
     "fr": PasskeyText(
         "Une clé est cachée dans ce texte.\n\n",
         "La route est longue et le champ est large. La rivière passe lentement devant le moulin. Nous marchons. ",
         "La clé est {number}. Retenez-la. ",
-        "\n\nQuelle est la clé ? La clé est",
+        "\n\nLe texte encore une fois : La clé est",
     ),
     "es": PasskeyText(
         "En este texto hay una clave.\n\n",
         "El camino es largo y el campo es ancho. El río pasa despacio junto al molino. Seguimos andando. ",
         "La clave es {number}. Recuérdela. ",
-        "\n\n¿Cuál es la clave? La clave es",
+        "\n\nEl texto otra vez: La clave es",
     ),
 }
 
@@ -77,39 +81,51 @@ def multi_key(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
 
 
 def _needles(draws: Draws, facts: Facts, keys: int) -> Script:
-    words = draws.shuffled("words", NOUNS)[:keys]
+    keyed = Keyed(draws, facts, keys)
     numbers = list(islice(draws.integers("numbers", 1000, 9999), keys))
-    positions = [asked_position(draws, facts), *(draws.share(f"position/{other}") for other in range(1, keys))]
-    return Script(
-        question=words[0],
-        expected=str(numbers[0]),
-        heading="A text with secret numbers in it.\n\n",
-        entries=tuple(
-            Entry(position, f"The secret number of the {word} is {number}. ")
-            for position, word, number in zip(positions, words, numbers, strict=True)
-        ),
-        ask=f"\n\nThe secret number of the {words[0]} is",
-        filler=partial(_prose, draws, words),
+    return keyed.script(
+        "A text with secret numbers in it.",
+        [f"The secret number of the {word} is {number}." for word, number in zip(keyed.words, numbers, strict=True)],
+        f"The text again: The secret number of the {keyed.words[0]} is",
+        str(numbers[0]),
+    )
+
+
+def rare_copy(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
+    """Sentences that give a noun two words, common ones or rare ones; the two words of one noun."""
+    keyed = Keyed(draws, facts, COPY_KEYS)
+    drawn = iter(draws.shuffled("values", VALUES[facts["rarity"]]))
+    values = [f"{next(drawn)} and {next(drawn)}" for _ in keyed.words]
+    return keyed.script(
+        "A text with secret words in it.",
+        [f"The secret words of the {word} are {value}." for word, value in zip(keyed.words, values, strict=True)],
+        f"The text again: The secret words of the {keyed.words[0]} are",
+        values[0],
     )
 
 
 def multi_value(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
-    """Several sentences that give the same noun a number each; all of them, in the order of the text."""
+    """Sentences that give a noun several numbers, counted; all of them, after those of another noun."""
     assert settings.values is not None
-    count = settings.values
-    word = draws.choice("word", NOUNS)
-    numbers = [str(number) for number in islice(draws.integers("numbers", 1000, 9999), count)]
-    positions = sorted(draws.share(f"position/{which}") for which in range(count))
+    words = draws.shuffled("words", NOUNS)[:2]
+    drawn = draws.integers("numbers", 1000, 9999)
+    said = [
+        [f"he {ordinal} secret number of the {word} is {next(drawn)}" for ordinal in ORDINALS[: settings.values]]
+        for word in words
+    ]
+    asked, example = (f"T{', t'.join(several)}" for several in said)
+    begun = f"The {ORDINALS[0]} secret number of the {words[0]} is"
     return Script(
-        question=word,
-        expected=", ".join(numbers),
+        question=words[0],
+        expected=asked.removeprefix(f"{begun} "),
         heading="A text with secret numbers in it.\n\n",
         entries=tuple(
-            Entry(position, f"A secret number of the {word} is {number}. ")
-            for position, number in zip(positions, numbers, strict=True)
+            Entry(position, f"T{sentence}. ")
+            for word, several in zip(words, said, strict=True)
+            for position, sentence in zip(ascending_positions(draws, word, len(several)), several, strict=True)
         ),
-        ask=f"\n\nThe {NUMBER_WORDS[count]} secret numbers of the {word}, in the order of the text, are",
-        filler=partial(_prose, draws, [word]),
+        ask=f"\n\nThe text again:\n{example}.\n{begun}",
+        filler=partial(_prose, draws, words),
     )
 
 

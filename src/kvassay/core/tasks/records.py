@@ -1,98 +1,88 @@
-"""Answers in JSON: a record of the context given again, and a tool call made from a tool's line and a request."""
+"""Answers in JSON: a record of the context given again, and a tool call made from a tool's sentence and a request."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from kvassay.core.tasks.draws import Draws
-from kvassay.core.tasks.script import Entry, Facts, Script, asked_position
+from kvassay.core.tasks.keyed import Keyed
+from kvassay.core.tasks.script import Facts, Script
 from kvassay.core.tasks.settings import TaskSettings
-from kvassay.core.tasks.words import NOUNS
 
+RECORDS = 4
+EXAMPLES = 2
+"""Worked examples before the request, with tools of the same context."""
 COLOURS = ("black", "blue", "brown", "green", "grey", "orange", "pink", "purple", "red", "white", "yellow")
 FIRST_ARGUMENTS = ("room", "place", "floor", "shelf", "corner", "street")
 SECOND_ARGUMENTS = ("minutes", "level", "count", "weight", "speed", "price")
 PLACES = ("attic", "cellar", "hallway", "kitchen", "library", "office", "pantry", "studio", "workshop", "garage")
-EXAMPLES = 2
 
 
 def json_record(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
-    """Records by name, each one JSON object on a line; one is given again."""
-    word = draws.choice("word", NOUNS)
-    number = draws.integer("number", 1000, 9999)
-    expected = _record(draws, "asked", number)
-
-    def filler(nouns: Sequence[str]) -> Iterator[str]:
-        numbers = draws.integers("numbers", 1000, 9999, [number])
-        for place, noun in enumerate(noun for noun in nouns if noun != word):
-            yield f"{noun}: {_record(draws, f'other/{place}', next(numbers))}\n"
-
-    return Script(
-        question=word,
-        expected=expected,
-        heading="A list of records in JSON.\n\n",
-        entries=(Entry(asked_position(draws, facts), f"{word}: {expected}\n"),),
-        ask=f"\nThe list again:\n{word}:",
-        filler=filler,
+    """Records of some nouns, each a JSON object; one is given again."""
+    keyed = Keyed(draws, facts, RECORDS)
+    numbers = draws.integers("numbers", 1000, 9999)
+    colours = iter(draws.shuffled("colours", COLOURS))
+    records = [
+        json.dumps({"number": number, "colour": colour, "sold": draws.integer(f"sold/{number}", 0, 1) == 1})
+        for number, colour in islice(zip(numbers, colours, strict=False), RECORDS)
+    ]
+    # No full stop after a record: `}.` is one token of many vocabularies, and would be another answer than `}`.
+    return keyed.script(
+        "A text with records in JSON.",
+        [f"The record of the {word} is {record}" for word, record in zip(keyed.words, records, strict=True)],
+        f"The text again: The record of the {keyed.words[0]} is",
+        records[0],
     )
 
 
 class _Tool(NamedTuple):
+    """A tool of a noun, and a request for it."""
+
     word: str
     number: int
     first: str
     second: str
+    place: str
+    amount: int
 
     @property
-    def line(self) -> str:
-        return f"{self.word}: tool_{self.number}({self.first}, {self.second})\n"
+    def sentence(self) -> str:
+        schema = f'{{"name": "tool_{self.number}", "arguments": {{"{self.first}": text, "{self.second}": number}}}}'
+        return f"The tool of the {self.word} is {schema}"
 
-    def request(self, place: str, amount: int) -> str:
-        return f"Request: {self.word}, {place}, {amount}\nCall:"
+    @property
+    def request(self) -> str:
+        return f"With {self.first} {self.place} and {self.second} {self.amount}, the tool of the {self.word} is"
 
-    def call(self, place: str, amount: int) -> str:
-        arguments = {self.first: place, self.second: amount}
+    @property
+    def call(self) -> str:
+        arguments = {self.first: self.place, self.second: self.amount}
         return json.dumps({"name": f"tool_{self.number}", "arguments": arguments})
 
 
 def tool_call(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
-    """Tools by topic with the names of their arguments; a request gives a topic and values, the answer is the call."""
-    words = draws.shuffled("words", NOUNS)[: EXAMPLES + 1]
-    numbers = list(islice(draws.integers("numbers", 1000, 9999), len(words)))
+    """Tools of nouns, with their arguments; a request gives values for the tool of one noun, the answer is the call."""
+    keyed = Keyed(draws, facts, EXAMPLES + 1)
+    numbers = islice(draws.integers("numbers", 1000, 9999), len(keyed.words))
     tools = [
-        _tool(draws, f"tool/{which}", word, number)
-        for which, (word, number) in enumerate(zip(words, numbers, strict=True))
+        _Tool(
+            word,
+            number,
+            draws.choice(f"first/{word}", FIRST_ARGUMENTS),
+            draws.choice(f"second/{word}", SECOND_ARGUMENTS),
+            draws.choice(f"place/{word}", PLACES),
+            draws.integer(f"amount/{word}", 2, 99),
+        )
+        for word, number in zip(keyed.words, numbers, strict=True)
     ]
-    values = [
-        (draws.choice(f"place/{which}", PLACES), draws.integer(f"amount/{which}", 2, 99)) for which in range(len(tools))
-    ]
-    positions = [asked_position(draws, facts), *(draws.share(f"position/{which}") for which in range(EXAMPLES))]
-
-    def filler(nouns: Sequence[str]) -> Iterator[str]:
-        others = draws.integers("others", 1000, 9999, numbers)
-        for place, noun in enumerate(noun for noun in nouns if noun not in words):
-            yield _tool(draws, f"other/{place}", noun, next(others)).line
-
-    asked, *examples = zip(tools, values, strict=True)
-    shown = [f"{tool.request(*given)} {tool.call(*given)}\n" for tool, given in examples]
-    return Script(
-        question=words[0],
-        expected=asked[0].call(*asked[1]),
-        heading="A list of tools and their arguments.\n\n",
-        entries=tuple(Entry(position, tool.line) for position, tool in zip(positions, tools, strict=True)),
-        ask="\n" + "".join(shown) + asked[0].request(*asked[1]),
-        filler=filler,
+    asked, *examples = tools
+    shown = [f"{tool.request} {tool.call}" for tool in examples]
+    return keyed.script(
+        "A text with tools in it.",
+        [tool.sentence for tool in tools],
+        "".join(f"{line}\n" for line in ("The tools called:", *shown)) + asked.request,
+        asked.call,
     )
-
-
-def _record(draws: Draws, what: str, number: int) -> str:
-    colour = draws.choice(f"{what}/colour", COLOURS)
-    return json.dumps({"number": number, "colour": colour, "sold": draws.integer(f"{what}/sold", 0, 1) == 1})
-
-
-def _tool(draws: Draws, what: str, word: str, number: int) -> _Tool:
-    first, second = draws.choice(f"{what}/first", FIRST_ARGUMENTS), draws.choice(f"{what}/second", SECOND_ARGUMENTS)
-    return _Tool(word, number, first, second)

@@ -43,3 +43,8 @@ def asked_position(draws: Draws, facts: Facts) -> float:
     share = draws.share("position")
     depth = facts.get("depth")
     return share if depth is None else (DEPTHS.index(depth) + share) / len(DEPTHS)
+
+
+def ascending_positions(draws: Draws, what: str, count: int) -> list[float]:
+    """Places for sentences that stand in a fixed order."""
+    return sorted(draws.share(f"position/{what}/{which}") for which in range(count))
