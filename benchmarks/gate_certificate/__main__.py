@@ -88,9 +88,8 @@ def _recall(vectors: dict[str, Any], names: list[str], runs: int) -> Iterator[st
             vector = np.array(vectors["recall_changes"][name])
             for step in STEPS:
                 found = cell(vector, -MARGIN + step, MARGIN, size, runs, seed=7)
-                yield _row(
-                    name, f"{-100 * step:+.0f}" if step else "0, on it", found, outside=step <= 0, inside=step >= 0
-                )
+                truth = f"{-100 * step:+.0f}" if step else "0, on it"
+                yield _row(name, truth, found, outside=step <= 0, inside=step >= 0)
         yield ""
 
 

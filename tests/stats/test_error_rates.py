@@ -20,6 +20,7 @@ RUNS = 2000
 MOST = 0.06
 LONG = {
     "lognormal sigma 0.6, D = 20",
+    "lognormal sigma 1, D = 20, 10000 replicates",
     "lognormal sigma 1, D = 24",
     "lognormal sigma 1, D = 40",
     "gamma shape 4, D = 20",
