@@ -10,7 +10,7 @@ import pytest
 
 from kvassay.cli.app import run
 from kvassay.core.records import Outcome, Role
-from kvassay.errors import KernelError, SearchError
+from kvassay.errors import ContractError, KernelError, SearchError
 from kvassay.find import candidates, search
 from kvassay.find.pilot import PilotSize
 from kvassay.find.records import Found
@@ -308,6 +308,7 @@ def test_speed_without_kernels_is_refused(tiny_folder, texts, tmp_path, monkeypa
         (["--ladder", "kv=int{bits}:group48"], "head_dim 64 is not a multiple of group 48"),
         (["--format", "kivi-5"], "format 'kivi-5' is unknown"),
         (["--target", "fun"], "fun"),
+        (["--sensitivities", "no/such/folder/kl.json"], "its folder does not exist; make it first"),
     ],
 )
 def test_bad_options_are_one_line(arguments, message, tiny_folder, texts, tmp_path, capsys) -> None:
@@ -324,6 +325,19 @@ def test_an_existing_folder_or_record_is_refused_before_the_pilot(tiny_folder, t
     (tmp_path / "out.find.json").write_text("{}")
     assert run(["find", str(tiny_folder), "--contract", str(tmp_path / "c.toml"), "--out", str(tmp_path / "out")]) == 2
     assert "exists" in capsys.readouterr().err
+
+
+def test_a_contract_for_another_model_is_refused_before_the_pilot(tiny_folder, texts, tmp_path) -> None:
+    text = toml(texts, limit=1.0).replace("[text]", '[subject]\nmodel = "other"\n[text]')
+    with pytest.raises(ContractError, match="the contract is for model 'other'"):
+        run_search(str(tiny_folder), text, tmp_path / "out", OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_contract_of_bytes_alone_needs_no_search(tiny_folder, texts, tmp_path) -> None:
+    text = toml(texts, limit=1.0).partition("[fidelity.kl_mean]")[0] + "[bytes]\npersistent_per_token_max = 900.0\n"
+    with pytest.raises(ContractError, match="which need no search"):
+        run_search(str(tiny_folder), text, tmp_path / "out", OPTIONS)
 
 
 def test_sensitivities_hold_what_they_were_measured_on(loose) -> None:

@@ -45,6 +45,7 @@ from kvassay.find.sensitivity import (
     write_sensitivities,
 )
 from kvassay.pack.reader import read_pack
+from kvassay.pack.whole_file import write_whole_file
 from kvassay.report.findings import find as findings_of
 
 DEFAULT_LADDERS = ("kv=exl3-{bits}", "kv=int{bits}:group32", "kv=int{bits}:token-head")
@@ -99,12 +100,14 @@ def run_search(
     for path in (out, record):
         if path.exists():
             raise PackError(f"{str(path)!r} exists; a search writes a fresh folder and record, give another --out")
+    if options.sensitivities is not None and not options.sensitivities.parent.is_dir():
+        raise SearchError(f"--sensitivities {str(options.sensitivities)!r}: its folder does not exist; make it first")
     chosen = _choose(model_name, contract_toml, options, progress)
     derived = derive_contract(contract_toml, chosen.sequence)
     progress.note(f"judging {len(chosen.sequence)} formats on fresh documents, from conservative to bold")
     result = run_assessment(model_name, derived.contract, derived.toml, out, progress, on_plan)
     found = _found(model_name, contract_toml, options, chosen, result, geometry_of(model_name))
-    record.write_text(json.dumps(found.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+    write_whole_file(record, json.dumps(found.model_dump(mode="json"), indent=1, allow_nan=False).encode() + b"\n")
     return found
 
 
@@ -112,6 +115,11 @@ def _choose(model_name: str, contract_toml: str, options: SearchOptions, progres
     contract = parse_contract(contract_toml)
     if not contract.needs_run:
         raise ContractError("the contract bounds bytes alone, which need no search: kvassay capacity computes them")
+    if contract.subject.model not in (None, model_name):
+        raise ContractError(
+            f"the contract is for model {contract.subject.model!r}, found {model_name!r}; search for that model, or "
+            "change subject.model in a copy of the contract"
+        )
     geometry = geometry_of(model_name)
     ladder = _ladder(options, geometry)
     for name in options.formats:

@@ -24,6 +24,7 @@ from kvassay.errors import SearchError
 from kvassay.find.allocation import Choice
 from kvassay.find.ladder import By, Ladder, Unit, isolated_format, unit_nbytes, units_of
 from kvassay.find.pilot import SearchPilot
+from kvassay.pack.whole_file import write_whole_file
 
 SCHEMA = "kvassay.sensitivities/1"
 MOST_FILE_NBYTES = 64 << 20
@@ -145,7 +146,8 @@ def measure_sensitivities(pilot: SearchPilot, wanted: Wanted, progress: Progress
 
 
 def write_sensitivities(path: Path, found: Sensitivities) -> None:
-    path.write_text(json.dumps(found.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+    """Raises PackError where the file cannot be written or came into being meanwhile."""
+    write_whole_file(path, json.dumps(found.model_dump(mode="json"), indent=1, allow_nan=False).encode() + b"\n")
 
 
 def read_sensitivities(path: Path, pilot: SearchPilot, wanted: Wanted) -> Sensitivities:
