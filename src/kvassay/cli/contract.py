@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -15,7 +17,8 @@ from kvassay.errors import ContractError, UsageError, printable
 
 contract = cyclopts.App(name="contract", help="Contract files: draft one from five questions, check one, their schema.")
 
-Choice = TypeVar("Choice")
+Answer = TypeVar("Answer")
+Choice = TypeVar("Choice", bound=StrEnum)
 
 _QUESTIONS = 5
 
@@ -161,7 +164,7 @@ class _Asking:
         self._silent = silent
         self._asked = 0
 
-    def __call__(self, question: str, given: object, default: object, read):
+    def __call__(self, question: str, given: object, default: Answer, read: Callable[[str], Answer]) -> Answer:
         self._asked += 1
         if given is not None:
             return read(str(given))
@@ -172,7 +175,7 @@ class _Asking:
                 f"kvassay contract init has a question and nobody to ask ({question}); answer by options, or take the "
                 "defaults with --yes (see kvassay contract init --help)"
             )
-        shown = default if isinstance(default, str | int | float) else ",".join(str(each) for each in default)  # pyright: ignore[reportGeneralTypeIssues]
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
         while True:
             print(f"{self._asked} of {_QUESTIONS}. {question}? [{shown}] ", end="", file=sys.stderr, flush=True)
             try:
@@ -188,9 +191,9 @@ class _Asking:
 def _chosen(kind: type[Choice], text: str) -> Choice:
     """A member of an enumeration by its value."""
     try:
-        return kind(text.strip())  # pyright: ignore[reportCallIssue]
+        return kind(text.strip())
     except ValueError:
-        known = ", ".join(each.value for each in kind)  # pyright: ignore[reportGeneralTypeIssues]
+        known = ", ".join(each.value for each in kind)
         raise ContractError(f"found {text.strip()!r}; expected one of {known}") from None
 
 

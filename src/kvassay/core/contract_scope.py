@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from kvassay.core.clauses.fidelity import Fidelity
 from kvassay.core.clauses.sizes import ByteBounds
@@ -40,8 +40,8 @@ def known_clauses() -> tuple[str, ...]:
 
 def _bounds(contract: Contract, clause: str) -> str:
     section, _, name = clause.partition(".")
-    value: Any = contract.to_json()[section][name]  # pyright: ignore[reportIndexIssue]
-    fields: dict[str, Any] = value if isinstance(value, dict) else {"max": value}
+    value: Any = cast("dict[str, dict[str, Any]]", contract.to_json())[section][name]
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {"max": value}
     waived = next((waiver for waiver in contract.waivers if waiver.clause == clause), None)
     said = ", ".join(f"{key} {shown}" for key, shown in fields.items() if shown not in (None, [], ()))
     return said + (f"; waived since {waived.granted.isoformat()}: {waived.reason}" if waived else "")

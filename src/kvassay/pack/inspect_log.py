@@ -56,7 +56,7 @@ def read_inspect_log(path: Path, data: bytes, choice: Choice) -> SuiteLog:
 
 def _correct(row: dict[str, Any], scorer: str, where: str) -> bool:
     score = as_object(row.get("scores"), f"{where}: scores").get(scorer)
-    value = score.get("value") if isinstance(score, dict) else None
+    value: Any = cast("dict[str, Any]", score).get("value") if isinstance(score, dict) else None
     if isinstance(value, list | dict) or value not in (*_RIGHT, *_WRONG):
         raise PackError(
             f"{where}: {scorer} is {value!r:.80}, expected C or I, 1 or 0: the paired test is of right and wrong"

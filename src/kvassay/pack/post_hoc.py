@@ -21,6 +21,7 @@ from kvassay.errors import ContractError, PackError
 from kvassay.judge import judge
 from kvassay.pack.reader import PackContent
 from kvassay.pack.rejudge import Difference, differences
+from kvassay.pack.tables import rows_of_arms
 
 POST_HOC = "post hoc"
 POST_HOC_SCHEMA = "kvassay.verdicts-post-hoc/1"
@@ -94,18 +95,12 @@ def judge_rows(pack: PackContent, contract: Contract, arms: list[Arm] | tuple[Ar
     names = [arm.name for arm in arms]
     computed = {arm: pair.computed for arm, pair in pack.ledgers.items()}
     try:
-        return judge(contract, arms, computed, _of(pack.tables.tokens, names), _of(pack.tables.items, names))
+        tokens, items = rows_of_arms(pack.tables.tokens, names), rows_of_arms(pack.tables.items, names)
+        return judge(contract, arms, computed, tokens, items)
     except PackError:
         raise
     except Exception as error:  # rows of a stranger: whatever they cause is one line
         raise PackError(f"the rows cannot be judged: {type(error).__name__}: {error}") from error
-
-
-def _of(table: Any, arms: list[str]) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return table.filter(pc.is_in(table.column("arm"), value_set=pa.array(arms, pa.string())))
 
 
 def _changes(own: Contract, other: Contract) -> Iterator[Difference]:

@@ -10,6 +10,7 @@ be null, which means that it was not measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -86,6 +87,11 @@ def rows_per_arm(table: ArrowTable) -> dict[str, int]:
     """Number of rows of each arm, arms in the order of their first row."""
     counts = pc.value_counts(table.column("arm")).to_pylist()
     return {count["values"]: count["counts"] for count in counts}
+
+
+def rows_of_arms(table: ArrowTable, arms: Sequence[str]) -> ArrowTable:
+    """The rows of these arms alone, in their order."""
+    return table.filter(pc.is_in(table.column("arm"), value_set=pa.array(list(arms), pa.string())))
 
 
 class ReadTable(NamedTuple):

@@ -6,6 +6,7 @@ python -m kvassay.engines.lm_eval run --model kvassay --model_args pretrained=MO
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from kvassay.errors import KvassayError, MissingExtraError
 
@@ -19,12 +20,10 @@ def main() -> int:
         )
         print(f"kvassay: error: {error}", file=sys.stderr)
         return 2
-    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
-
     import kvassay.engines.lm_eval.model  # noqa: F401  (registers the model)
 
     try:
-        cli_evaluate()
+        import_module("lm_eval.__main__").cli_evaluate()
     except KvassayError as error:
         print(f"kvassay: error: {error}", file=sys.stderr)
         return 2

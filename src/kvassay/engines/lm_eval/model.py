@@ -3,8 +3,10 @@
 lm-eval scores a continuation in one forward pass over context and continuation, in which no query ever reads a cache: a
 cache passed to it would be written and not read, and any format would look perfect. Here every token of a continuation
 is a decode step (`DecodeScorer`): it reads the context as the format's cache holds it at that step. Generation hands a
-QuantizedCache to the model. A task of which fewer than half of the queries read a stored code is refused, since it says
-nothing about the format.
+QuantizedCache to the model.
+
+A run of which fewer than half of the queries read a stored code is refused: it says nothing about the format. lm-eval
+mixes the requests of several tasks, so a short one may hide among longer ones: run one task at a time.
 """
 
 from __future__ import annotations
