@@ -24,7 +24,7 @@ from kvassay.errors import WorkloadError
 from kvassay.judge.engagement import expected_reads
 from tests import tiny_models
 
-PROMPT_TOKENS, TOKENS = 40, 24
+PROMPT_TOKENS, TOKENS = 40, 16
 GREEDY, SEEDED = Greedy(), Seeded(7, temperature=1.2, top_p=0.95)
 
 
@@ -61,8 +61,9 @@ def test_greedy_over_a_full_precision_cache_is_transformers_own_generation(model
     assert ids(generate(generator, "f32")) == [tuple(row[PROMPT_TOKENS:]) for row in expected.tolist()]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("prefill_reads", ["exact", "stored"])
+@pytest.mark.parametrize(
+    ("sampling", "prefill_reads"), [(GREEDY, "exact"), (SEEDED, "exact"), (GREEDY, "stored")], ids=str
+)
 def test_r53_the_same_cache_again_never_diverges_and_a_coarse_one_does(generator, sampling, prefill_reads) -> None:
     reference = generate(generator, "f32", sampling, prefill_reads=prefill_reads)
     assert ids(generate(generator, "f32", sampling, prefill_reads=prefill_reads)) == ids(reference)
@@ -79,8 +80,7 @@ def test_common_noise_makes_a_run_repeat_exactly_and_another_seed_another_text(g
     assert ids(generate(generator, "int4-g32", SEEDED._replace(seed=8))) != ids(first)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("kv_format", ["f32", "int4-g32"])
+@pytest.mark.parametrize(("sampling", "kv_format"), [(GREEDY, "f32"), (SEEDED, "int4-g32")], ids=str)
 def test_how_prompts_are_batched_changes_nothing(generator, sampling, kv_format) -> None:
     """In float64. In float32 products of another shape round otherwise, which a run shares by equal batches."""
     together = ids(generate(generator, kv_format, sampling))
@@ -109,9 +109,11 @@ def test_b02_stored_reads_are_what_the_scorer_and_the_format_say(name, kv_format
     tokens = torch.tensor((*prompts(1)[0].token_ids, *output.token_ids))
     found = scorer.candidate(tokens[:-1], PROMPT_TOKENS, scorer.reference(tokens[:-1]), parse_format(kv_format))
     assert list(output.stored_reads) == found.stored_reads.tolist()
-    older = torch.arange(PROMPT_TOKENS, PROMPT_TOKENS + TOKENS - 1).numpy()
     if name == "llama":
-        assert list(output.stored_reads) == expected_reads(parse_format(kv_format), older).tolist()
+        # The judge's least for a query that has so many older tokens; with its own token a block more may be full.
+        older = torch.arange(PROMPT_TOKENS, PROMPT_TOKENS + TOKENS - 1).numpy()
+        least, most = (expected_reads(parse_format(kv_format), held).tolist() for held in (older, older + 1))
+        assert all(low <= reads <= high for low, reads, high in zip(least, output.stored_reads, most, strict=True))
 
 
 def test_plain_floats_have_no_codes_to_read_and_no_value_is_counted_as_encoded(generator) -> None:
