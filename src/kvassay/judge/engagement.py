@@ -87,12 +87,13 @@ def _slice_faults(
     faults: Mapping[str, str],
 ) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str | None] = {}
-    for label, mask, *_ in tokens.slices if tokens is not None else ():
-        rows = tokens.rows.take(mask)
-        fault = _reads_fault(arm, kv_format, rows.stored_reads, rows.position)
-        if fault is None and not np.any(rows.kl_nats != 0):
-            fault = f"KL is exactly zero at all {rows.size} positions: the quantized store was not used"
-        found["fidelity", label] = fault
+    if tokens is not None:
+        for part in tokens.slices:
+            rows = tokens.rows.take(part.mask)
+            fault = _reads_fault(arm, kv_format, rows.stored_reads, rows.position)
+            if fault is None and not np.any(rows.kl_nats != 0):
+                fault = f"KL is exactly zero at all {rows.size} positions: the quantized store was not used"
+            found["fidelity", part.label] = fault
     for task, (rows, masks) in items.items():
         for label, mask in masks.items():
             found[f"task.{task}", label] = _item_fault(arm, kv_format, rows.take(mask))
