@@ -61,7 +61,7 @@ def test_every_figure_of_every_clause_is_on_the_page_exactly(content: PackConten
                 assert figure is None or repr(figure) in shown
             assert str(clause.n) in shown
             if clause.slice != "all" and clause.details["descriptive"]:
-                assert joined(clause.reason) in slices
+                assert joined(clause.slice) in slices
                 continue
             assert joined(clause.reason) in text
             assert clause.method in text
