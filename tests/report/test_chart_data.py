@@ -39,7 +39,7 @@ def test_bytes_against_loss_equals_ledgers_and_rows(content: PackContent) -> Non
         assert row["stored_bits"] == pytest.approx(8 * nbytes / values, rel=1e-12)
         assert row["kl_mean_nats"] == pytest.approx(math.fsum(kl[arm]) / len(kl[arm]), rel=1e-12)
         (verdict,) = [v for v in content.verdicts.formats if v.arm == arm]
-        (clause,) = [c for c in verdict.clauses if c.clause == "fidelity.kl_mean"]
+        (clause,) = [c for c in verdict.clauses if c.clause == "fidelity.kl_mean" and c.slice == "all"]
         assert (row["lower_nats"], row["upper_nats"]) == (clause.lower, clause.upper)
     spec = chart_specs(content)["bytes-against-loss"]
     lines = spec["layer"][0]["data"]["values"]

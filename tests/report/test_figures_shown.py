@@ -49,6 +49,7 @@ def test_verdict_words_and_symbols_stand_beside_the_colour(page: Page) -> None:
 def test_every_figure_of_every_clause_is_on_the_page_exactly(content: PackContent, page: Page) -> None:
     """R54, R55, R57: n, estimate, bounds, limit, method and reason of each clause, none left to an aggregate."""
     shown, text = page.data_values(), joined(page.by_id("clauses").text)
+    slices = joined(page.by_id("slices").text)
     outcomes = {clause.outcome for verdict in content.verdicts.formats for clause in verdict.clauses}
     assert outcomes >= {Outcome.MET, Outcome.BREACHED, Outcome.INCONCLUSIVE, Outcome.NOT_MEASURED}
     for verdict in content.verdicts.formats:
@@ -59,6 +60,9 @@ def test_every_figure_of_every_clause_is_on_the_page_exactly(content: PackConten
             for figure in (clause.estimate, clause.lower, clause.upper, clause.limit):
                 assert figure is None or repr(figure) in shown
             assert str(clause.n) in shown
+            if clause.slice != "all" and clause.details["descriptive"]:
+                assert joined(clause.slice) in slices
+                continue
             assert joined(clause.reason) in text
             assert clause.method in text
             for name, value in clause.details.items():
@@ -205,7 +209,7 @@ def test_what_is_not_proved_follows_from_the_pack(content: PackContent, page: Pa
         "Free-running generation",
         "Capacity, latency and throughput were not measured",
         "Tried: Linux-6.1-x86_64",
-        "no bound on the change of log likelihood",
+        "no bound on the mean of the reverse KL, the change of log likelihood of the text, agreement of",
     ):
         assert words in text
     without = joined(parse_page(render_report(empty)).by_id("limits").text)

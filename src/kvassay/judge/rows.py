@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -50,8 +50,7 @@ class TokenRows(NamedTuple):
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> TokenRows:
         """The rows under a mask, or in the order of the indices."""
-        columns: tuple[Any, ...] = self
-        return TokenRows(*(column[which] for column in columns))
+        return TokenRows(*(column[which] for column in cast("tuple[Any, ...]", self)))
 
 
 class TokenTable(NamedTuple):
