@@ -182,7 +182,8 @@ def test_r83_r93_the_report_leads_with_the_worst_cell(alone, content) -> None:
 
 
 def test_beside_scored_text_the_same_documents_are_captured(tiny_folder, texts, tmp_path) -> None:
-    toml = CONTRACT.format(texts=texts) + "[fidelity.kl_mean]\nmax = 0.01\n"
+    lengths = ("prompt_tokens = 40\nscored_tokens = 16", "prompt_tokens = 48\nscored_tokens = 24")
+    toml = CONTRACT.format(texts=texts).replace(*lengths) + "[fidelity.kl_mean]\nmax = 0.001\n"
     out = tmp_path / "pack"
     run_assessment(str(tiny_folder), parse_contract(toml), toml, out)
     found = read_pack(out)
@@ -194,7 +195,9 @@ def test_beside_scored_text_the_same_documents_are_captured(tiny_folder, texts, 
         "fidelity.kl_mean",
         "numeric.output_relative",
     }
-    assert "breached in fidelity and numeric" in found.verdicts.controls[0].reason
+    # Each level has its own canary: the tiny model's KL is too small to breach, which does not bear on this level.
+    assert clause(found, "int2-g32").outcome is Outcome.BREACHED
+    assert clause(found, "int8-token-head").outcome is Outcome.MET
     assert not failing(out)
 
 
@@ -209,8 +212,7 @@ def test_r12_quantized_weights_move_no_format_and_no_ledger(tiny_folder, alone, 
     assert [(arm.name, arm.format_digest) for arm in found.arms] == [
         (arm.name, arm.format_digest) for arm in content.arms
     ]
-    for table in ("ledgers.json",):
-        assert json.loads((out / table).read_text()) == json.loads((alone / table).read_text())
+    assert json.loads((out / "ledgers.json").read_text()) == json.loads((alone / "ledgers.json").read_text())
     model = found.subject["model"]
     assert model["weights"] == "hqq-4"
     assert model["quantized_weights"]["package"].startswith("hqq ")

@@ -143,7 +143,7 @@ def _settled(
         met_at, breached_at = _first(for_met, 1 / alpha), _first(for_breached, 1 / alpha)
         met = (for_met >= formats / alpha) & (met_at < breached_at)
         lost = (for_breached >= clauses / alpha) & (breached_at < met_at)
-        seen = np.cumsum(inside)[looks - 1]  # items of the slice at each look
+        seen = np.cumsum(inside, dtype=np.int64)[looks - 1]  # items of the slice at each look
         every &= _at(met | lost, seen)
         breached |= _at(lost, seen)
     return every | breached
