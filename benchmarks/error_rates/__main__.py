@@ -1,4 +1,4 @@
-"""Print the table of error rates: `python -m benchmarks.error_rates [runs]`, about two minutes of processor time for 2,000."""
+"""Print the table of error rates: `python -m benchmarks.error_rates [runs]`, about two minutes of processor time."""
 
 from __future__ import annotations
 

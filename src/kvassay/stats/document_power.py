@@ -45,7 +45,8 @@ def simulated_power(documents: int, variation: float, ratio: float, alpha: float
     if above:
         return float(np.mean(means - _smallest(-shifts / spreads, level) * -se > ratio))
     t = shifts / spreads
-    upper, strict = (means - _smallest(t, share * level) * se for share in (1.0, STRICT_SHARE))
+    upper: Floats = means - _smallest(t, level) * se
+    strict: Floats = means - _smallest(t, STRICT_SHARE * level) * se
     return float(np.mean(np.maximum(upper, np.minimum(strict, _lognormal_upper(values, alpha))) < ratio))
 
 

@@ -44,7 +44,7 @@ def sign_permutation_p(differences: Floats, seed: int) -> float | None:
 
 def _sums(values: Floats, flips: NDArray[np.int64]) -> Floats:
     """|sum| for each row of flips, added document by document, without BLAS, so that equal rows give equal bits."""
-    total = np.zeros(len(flips), dtype=np.float64)
+    total: Floats = np.zeros(len(flips), dtype=np.float64)
     for value, column in zip(values.tolist(), flips.T, strict=True):
-        total += np.where(column == 1, -value, value)
+        total = np.add(total, np.where(column == 1, -value, value), dtype=np.float64)
     return np.abs(total)
