@@ -14,6 +14,7 @@ from kvassay.core.contract import Contract
 from kvassay.core.records import ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS, Outcome, Role, Verdicts
 from kvassay.errors import ContractError, PackError
 from kvassay.judge import judge
+from kvassay.stats.cluster import cluster_bound
 from tests.judge.runs import CANARY, REFERENCE, ArmRun, clause_of, contract, control_of, table, verdict_of
 
 LAYERS, HEADS, DOCUMENTS, QUERIES = 4, 2, 24, 8
@@ -285,6 +286,24 @@ def test_a_hostile_layer_number_is_refused_at_once() -> None:
     found["candidate"]["layer"][0] = 2**31 - 1
     with pytest.raises(PackError, match="layers must lie between 0 and 4095"):
         judged(found)
+
+
+def test_r57_the_bound_on_a_mean_of_worst_cells_errs_as_seldom_as_it_says() -> None:
+    """Maxima are skewed: 180 lognormal cells a document, and documents differ. At the limit every MET is wrong."""
+    rng = np.random.default_rng(5)
+
+    def worst(documents: int) -> np.ndarray:
+        level = np.exp(rng.normal(0, 0.3, documents))
+        return level * np.exp(0.5 * rng.normal(size=(documents, 180)).max(axis=1))
+
+    truth = float(np.mean([worst(2000).mean() for _ in range(100)]))
+    runs = 400
+    wrong = 0
+    for _ in range(runs):
+        bound = cluster_bound(worst(24), np.ones(24), truth, replicates=1000)
+        assert bound.upper is not None
+        wrong += bound.upper < truth
+    assert wrong / runs <= 0.075  # nominal 5%, plus two binomial deviations
 
 
 @settings(max_examples=15, deadline=None)

@@ -43,7 +43,8 @@ def simulated_power(documents: int, variation: float, ratio: float, alpha: float
     spreads = np.sqrt(np.maximum((deviations * deviations) @ weights / size - shifts * shifts, 1e-30) / (size - 1))
     level = bootstrap_level(alpha, size)
     if above:
-        return float(np.mean(means - _smallest(-shifts / spreads, level) * -se > ratio))
+        lower: Floats = means + _smallest(-shifts / spreads, level) * se
+        return float(np.count_nonzero(lower > ratio) / len(lower))
     t = shifts / spreads
     upper: Floats = means - _smallest(t, level) * se
     strict: Floats = means - _smallest(t, STRICT_SHARE * level) * se
