@@ -279,7 +279,6 @@ def broken_off(monkeypatch, error: BaseException, document: int) -> None:
     """The run ends with `error` at this document of the verdict, before its rows."""
     original = DocumentLevel.measure
 
-<<<<<<< HEAD
     def measure(self, subject, unit, sink, *, pilot=False):
         if unit is self.units[document]:
             raise error
@@ -292,9 +291,6 @@ def test_a_run_that_is_interrupted_before_any_row_leaves_nothing(
     tiny_folder, contract_toml, tmp_path, monkeypatch
 ) -> None:
     broken_off(monkeypatch, KeyboardInterrupt(), 0)
-=======
-    monkeypatch.setattr("kvassay.assess.levels.tensors.tensor_rows", interrupt)
->>>>>>> 562300eda1df22c66e7e987a8828c1c791ca88a9
     with pytest.raises(KeyboardInterrupt):
         run_assessment(str(tiny_folder), parse_contract(contract_toml), contract_toml, tmp_path / "out")
     assert nothing_written(tmp_path)
