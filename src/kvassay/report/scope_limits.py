@@ -88,9 +88,9 @@ def _workload(content: PackContent) -> tuple[str, ...]:
             sentences.append("The text is of one kind: languages and domains are not told apart.")
     for task in sorted(contract.task):
         sentences.append(
-            f"The task “{task}” is generated from a seed. It shows what it asks for and no other skill: "
-            "not reasoning, "
-            "code, tool calls or dialogue."
+            f"The task “{task}” ({contract.task[task].kind}) is generated from a seed and scored teacher-forced. It "
+            "shows what it asks for and no other skill; whether an answer that the model writes by itself would be "
+            "right, or could be parsed, it does not show."
         )
     return tuple(sentences)
 

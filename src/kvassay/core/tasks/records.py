@@ -1,10 +1,9 @@
-"""Answers in JSON: a record of the context given again, and a tool call made from a tool's sentence and a request."""
+"""Answers in JSON: a record or a tool call of the context, given again word for word."""
 
 from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import NamedTuple
 
 from kvassay.core.tasks.draws import Draws
 from kvassay.core.tasks.keyed import Keyed
@@ -12,12 +11,13 @@ from kvassay.core.tasks.script import Facts, Script
 from kvassay.core.tasks.settings import TaskSettings
 
 RECORDS = 4
-EXAMPLES = 2
-"""Worked examples before the request, with tools of the same context."""
+"""Nouns with a record or a call in one context."""
 COLOURS = ("black", "blue", "brown", "green", "grey", "orange", "pink", "purple", "red", "white", "yellow")
-FIRST_ARGUMENTS = ("room", "place", "floor", "shelf", "corner", "street")
-SECOND_ARGUMENTS = ("minutes", "level", "count", "weight", "speed", "price")
-PLACES = ("attic", "cellar", "hallway", "kitchen", "library", "office", "pantry", "studio", "workshop", "garage")
+CALL_WORDS = {
+    "first argument": ("room", "place", "floor", "shelf", "corner", "street"),
+    "place": ("attic", "cellar", "hallway", "kitchen", "library", "office", "pantry", "studio", "workshop", "garage"),
+    "second argument": ("minutes", "level", "count", "weight", "speed", "price"),
+}
 
 
 def json_record(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
@@ -38,51 +38,19 @@ def json_record(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
     )
 
 
-class _Tool(NamedTuple):
-    """A tool of a noun, and a request for it."""
-
-    word: str
-    number: int
-    first: str
-    second: str
-    place: str
-    amount: int
-
-    @property
-    def sentence(self) -> str:
-        schema = f'{{"name": "tool_{self.number}", "arguments": {{"{self.first}": text, "{self.second}": number}}}}'
-        return f"The tool of the {self.word} is {schema}"
-
-    @property
-    def request(self) -> str:
-        return f"With {self.first} {self.place} and {self.second} {self.amount}, the tool of the {self.word} is"
-
-    @property
-    def call(self) -> str:
-        arguments = {self.first: self.place, self.second: self.amount}
-        return json.dumps({"name": f"tool_{self.number}", "arguments": arguments})
-
-
 def tool_call(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
-    """Tools of nouns, with their arguments; a request gives values for the tool of one noun, the answer is the call."""
-    keyed = Keyed(draws, facts, EXAMPLES + 1)
-    numbers = islice(draws.integers("numbers", 1000, 9999), len(keyed.words))
-    tools = [
-        _Tool(
-            word,
-            number,
-            draws.choice(f"first/{word}", FIRST_ARGUMENTS),
-            draws.choice(f"second/{word}", SECOND_ARGUMENTS),
-            draws.choice(f"place/{word}", PLACES),
-            draws.integer(f"amount/{word}", 2, 99),
-        )
-        for word, number in zip(keyed.words, numbers, strict=True)
-    ]
-    asked, *examples = tools
-    shown = [f"{tool.request} {tool.call}" for tool in examples]
+    """Calls that some nouns need, each a tool's name and its arguments in JSON; one is given again."""
+    keyed = Keyed(draws, facts, RECORDS)
+    numbers = draws.integers("numbers", 1000, 9999)
+    drawn = [iter(draws.shuffled(what, words)) for what, words in CALL_WORDS.items()]
+    calls: list[str] = []
+    for word in keyed.words:
+        first, place, second = (next(words) for words in drawn)
+        arguments = {first: place, second: draws.integer(f"amount/{word}", 2, 99)}
+        calls.append(json.dumps({"name": f"tool_{next(numbers)}", "arguments": arguments}))
     return keyed.script(
-        "A text with tools in it.",
-        [tool.sentence for tool in tools],
-        "".join(f"{line}\n" for line in ("The tools called:", *shown)) + asked.request,
-        asked.call,
+        "A text with calls of tools in it.",
+        [f"The call for the {word} is {call}" for word, call in zip(keyed.words, calls, strict=True)],
+        f"The text again: The call for the {keyed.words[0]} is",
+        calls[0],
     )
