@@ -277,7 +277,7 @@ def test_a_interrupted_run_leaves_nothing(tiny_folder, contract_toml, tmp_path, 
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvassay.assess.run.tensor_rows", interrupt)
+    monkeypatch.setattr("kvassay.assess.levels.documents.tensor_rows", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_assessment(str(tiny_folder), parse_contract(contract_toml), contract_toml, tmp_path / "out")
     assert nothing_written(tmp_path)
