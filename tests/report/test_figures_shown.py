@@ -15,7 +15,10 @@ from kvassay.report import render_report
 from kvassay.report.ledger_tables import OWNER_WORDS
 from tests.report.page_parts import Page, parse_page
 
-SECTIONS = ["answer", "frontier", "clauses", "slices", "worst", "numeric", "ledger", "plan", "limits", "origin"]
+SECTIONS = [
+    *("answer", "frontier", "clauses", "slices", "free-running", "worst"),
+    *("numeric", "ledger", "plan", "limits", "origin"),
+]
 
 
 def joined(text: str) -> str:
@@ -230,7 +233,7 @@ def test_absent_fields_say_so_and_never_zero(bare: PackContent) -> None:
     ):
         assert names[name] == "not recorded", name
     text = joined(found.by_id("plan").text)
-    assert "Pilot: not recorded documents, not recorded items." in text
+    assert "Pilot: not recorded documents, not recorded items, not recorded prompts." in text
     assert "Planned sample sizes and power: not recorded." in text
     assert "Worst examples: not recorded." in joined(found.by_id("worst").text)
     assert "May this model use a smaller KV cache?" in joined(found.by_id("answer").text)
