@@ -1,4 +1,4 @@
-"""Print the table of error rates: `python -m benchmarks.error_rates [runs]`, about two minutes of processor time."""
+"""Print the table of error rates: `python -m benchmarks.error_rates [runs]`, two minutes of a processor for 2,000."""
 
 from __future__ import annotations
 
