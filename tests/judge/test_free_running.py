@@ -80,7 +80,7 @@ def test_edit_distance_is_bootstrapped_only_where_enough_outputs_differ() -> Non
         return [*ids[: prompt + 4], *(token + 1000 for token in ids[prompt + 4 :])]
 
     many = clauses(judged(contract(text), arms(spread)))["free_running.edit_distance", "all"]
-    assert many.method == "bootstrap-t"
+    assert many.method.startswith("bootstrap-t")
     assert many.details["changed_prompts"] == 24
     # The canary changes every output alike: without spread there is no bootstrap, and it is BREACHED all the same.
     canary = clauses(judged(contract(text), arms()), "kivi-2,recent=32")["free_running.edit_distance", "all"]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvassay.core.clauses.numeric import in_slice
 from kvassay.core.contract import Contract
 from kvassay.core.records import ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS, Outcome, Role, Verdicts
 from kvassay.errors import ContractError, PackError
@@ -257,6 +258,58 @@ def test_without_canary_or_reference_again_nothing_is_met() -> None:
 def test_tables_that_were_not_given_are_not_measured() -> None:
     verdicts = judge(contract(TEXT), [CANDIDATE_RUN.record()], {}, table([], TOKEN_COLUMNS), table([], ITEM_COLUMNS))
     assert outcome(verdicts) is Outcome.NOT_MEASURED
+
+
+def test_false_pass_layers_whose_queries_did_not_read_the_store() -> None:
+    """Other layers read it, so the level is engaged; the late third never did."""
+    of = contract(TEXT + 'slices = ["layers=early", "layers=late"]\n')
+    for fault in ("no reads", "no error"):
+        found = evidence()
+        mine = found["candidate"]
+        for index, layer in enumerate(mine["layer"]):
+            if layer == LAYERS - 1 and fault == "no reads":
+                mine["stored_reads"][index] = 0
+            elif layer == LAYERS - 1:
+                mine["output_max_abs"][index] = 0.0
+        verdicts = judged(found, of)
+        assert outcome(verdicts) is outcome(verdicts, "layers=early") is Outcome.MET
+        assert outcome(verdicts, "layers=late") is Outcome.INVALID_EVIDENCE
+        controls = {control.name: control for control in verdict_of(verdicts, "int8-token-head").controls}
+        assert controls["engaged"].passed is controls["engaged.numeric.layers=early"].passed is True
+        assert controls["engaged.numeric.layers=late"].passed is False
+        assert verdicts.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("k=f16,v=int8:token-head", "substituted=keys"),
+        ("k=int8:token-head,v=f16", "substituted=values"),
+        ("int8-token-head,skip=3", "layers=late"),
+    ],
+)
+def test_a_slice_of_plain_floats_has_no_codes_to_read_and_is_judged_by_its_errors(name: str, part: str) -> None:
+    exact = ArmRun(name)
+    columns = rows(exact, 0.01)
+    for index, layer in enumerate(columns["layer"]):
+        if in_slice(part, columns["substituted"][index], layer, LAYERS):
+            columns["stored_reads"][index] = 0
+            for figure in FIGURES:
+                columns[figure][index] = 0.0
+    of = contract(f'{TEXT}slices = ["{part}"]\n', order=(name,))
+    arms = [exact, ARMS["canary"], ARMS["again"]]
+    verdicts = judge(
+        of,
+        [arm.record() for arm in arms],
+        {arm.name: arm.ledger() for arm in arms},
+        table([], TOKEN_COLUMNS),
+        table([], ITEM_COLUMNS),
+        tensors=table([columns, evidence()["canary"], evidence()["again"]], TENSOR_COLUMNS),
+    )
+    assert clause_of(verdicts, name, "numeric.output_relative", part).outcome is Outcome.MET
+    control = next(c for c in verdict_of(verdicts, name).controls if c.name == f"engaged.numeric.{part}")
+    assert control.passed is None
+    assert "stores plain floats there" in control.reason
 
 
 def test_layers_with_other_numbers_of_heads_are_whole() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from kvassay.core.digest import canonical_json
 from kvassay.core.records import Outcome, Role
+from kvassay.core.slices import slice_labels
 from tests.judge.runs import (
     CANARY,
     PROMPT_TOKENS,
@@ -143,21 +144,21 @@ def test_false_pass_a_slice_that_did_not_read_the_store(fault) -> None:
 
 
 def test_false_pass_items_of_a_slice_that_did_not_read_the_store() -> None:
-    text = '[task.recall]\nmargin = 0.2\nitems = 150\nslices = ["early", "late"]\n'
+    text = '[task.recall]\nmargin = 0.2\nitems = 150\nslices = ["depth=early", "depth=late"]\n'
     arms = (
-        with_items(ArmRun(NAME), 0, items=150, with_slices=True),
-        with_items(ArmRun(CANARY, Role.CANARY), 140, items=150, with_slices=True),
-        with_items(ArmRun("f32 again 1", Role.REFERENCE_AGAIN, "f32"), 0, items=150, with_slices=True),
+        with_items(ArmRun(NAME), 0, items=150),
+        with_items(ArmRun(CANARY, Role.CANARY), 140, items=150),
+        with_items(ArmRun("f32 again 1", Role.REFERENCE_AGAIN, "f32"), 0, items=150),
     )
     rows = arms[0].items
-    rows["stored_reads"] = [0 if part == "early" else PROMPT_TOKENS for part in rows["slice"]]
+    rows["stored_reads"] = [0 if "depth=early" in slice_labels(cell) else PROMPT_TOKENS for cell in rows["slice"]]
     verdicts = judged(contract(text), *arms)
     assert clause_of(verdicts, NAME, "task.recall").outcome is Outcome.MET
-    assert clause_of(verdicts, NAME, "task.recall", "late").outcome is Outcome.MET
-    early = clause_of(verdicts, NAME, "task.recall", "early")
+    assert clause_of(verdicts, NAME, "task.recall", "depth=late").outcome is Outcome.MET
+    early = clause_of(verdicts, NAME, "task.recall", "depth=early")
     assert early.outcome is Outcome.INVALID_EVIDENCE
     assert "no query read a token" in early.reason
-    assert control(verdicts, NAME, "engaged.task.recall.early").passed is False
+    assert control(verdicts, NAME, "engaged.task.recall.depth=early").passed is False
     assert verdicts.exit_code == 3
 
 
