@@ -278,7 +278,9 @@ def test_check_says_hash_bounds_and_what_stays_open(capsys) -> None:
     assert run(["contract", "check", str(EXAMPLES[Purpose.RETRIEVAL])]) == 0
     printed = capsys.readouterr().out
     assert load_contract(EXAMPLES[Purpose.RETRIEVAL]).sha256 in printed
-    assert "bounds task.recall: margin 0.02" in printed
+    assert "bounds task.recall: kind recall, margin 0.02" in printed
+    assert "does not bound free_running.diverged" in printed
+    assert "does not bound task.json" in printed
     assert "does not bound fidelity.kl_exceed" in printed
     assert "does not bound texts longer than 1024 tokens" in printed
     assert run(["contract", "check", str(EXAMPLES[Purpose.RETRIEVAL]), "--json"]) == 0

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, cast, get_args
 
 from kvassay.core.clauses.fidelity import Fidelity
+from kvassay.core.clauses.fields import Section
+from kvassay.core.clauses.free_running import FreeRunning
+from kvassay.core.clauses.numeric import Numeric
 from kvassay.core.clauses.sizes import ByteBounds
 from kvassay.core.contract import Contract
+from kvassay.core.tasks.kinds import KIND_NAMES
 
 
 class ClauseScope(NamedTuple):
@@ -29,13 +33,23 @@ def scope(contract: Contract) -> ContractScope:
 
 
 def known_clauses() -> tuple[str, ...]:
-    """Every clause that a contract of this version can have."""
-    tasks = get_args(get_args(Contract.model_fields["task"].annotation)[0])
+    """Every clause that a contract of this version can have; tasks, whose names are free, by their kinds."""
     return (
         *(f"fidelity.{name}" for name in Fidelity.model_fields),
-        *(f"task.{name}" for name in tasks),
+        *(f"free_running.{name}" for name in _optional_fields(FreeRunning)),
+        *(f"numeric.{name}" for name in _optional_fields(Numeric)),
+        *(f"task.{name}" for name in KIND_NAMES),
         *(f"bytes.{name}" for name in ByteBounds.model_fields if name != "count"),
     )
+
+
+def _optional_fields(section: type[Section]) -> Iterator[str]:
+    """Fields that are bounds: nothing by default, where settings have a value."""
+    for name, field in section.model_fields.items():
+        if field.default is None and any(
+            isinstance(one, type) and issubclass(one, Section) for one in get_args(field.annotation)
+        ):
+            yield name
 
 
 def _bounds(contract: Contract, clause: str) -> str:
@@ -48,7 +62,8 @@ def _bounds(contract: Contract, clause: str) -> str:
 
 
 def _unbounded(contract: Contract) -> Iterator[str]:
-    yield from (name for name in known_clauses() if name not in contract.clause_names)
+    kinds = {f"task.{bound.kind}" for bound in contract.task.values()}
+    yield from (name for name in known_clauses() if name not in contract.clause_names and name not in kinds)
     if contract.has_fidelity:
         text = contract.text
         length = text.prompt_tokens + text.scored_tokens
