@@ -15,7 +15,19 @@ from kvassay.report import render_report
 from kvassay.report.ledger_tables import OWNER_WORDS
 from tests.report.page_parts import Page, parse_page
 
-SECTIONS = ["answer", "frontier", "clauses", "slices", "worst", "numeric", "ledger", "plan", "limits", "origin"]
+SECTIONS = [
+    "answer",
+    "frontier",
+    "clauses",
+    "slices",
+    "free-running",
+    "worst",
+    "numeric",
+    "ledger",
+    "plan",
+    "limits",
+    "origin",
+]
 
 
 def joined(text: str) -> str:
@@ -73,7 +85,7 @@ def test_every_figure_of_every_clause_is_on_the_page_exactly(content: PackConten
 
 def test_task_loss_turns_the_sign_and_the_bounds(content: PackContent, page: Page) -> None:
     (verdict,) = [v for v in content.verdicts.formats if v.arm == "int4-g32"]
-    (clause,) = [c for c in verdict.clauses if c.clause == "task.recall"]
+    (clause,) = [c for c in verdict.clauses if c.clause == "task.recall" and c.slice == "all"]
     assert clause.estimate is not None
     assert clause.lower is not None
     assert clause.upper is not None
@@ -230,7 +242,7 @@ def test_absent_fields_say_so_and_never_zero(bare: PackContent) -> None:
     ):
         assert names[name] == "not recorded", name
     text = joined(found.by_id("plan").text)
-    assert "Pilot: not recorded documents, not recorded items." in text
+    assert "Pilot: not recorded documents, not recorded items, not recorded prompts." in text
     assert "Planned sample sizes and power: not recorded." in text
     assert "Worst examples: not recorded." in joined(found.by_id("worst").text)
     assert "May this model use a smaller KV cache?" in joined(found.by_id("answer").text)
