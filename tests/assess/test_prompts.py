@@ -9,6 +9,7 @@ import pytest
 
 from kvassay.assess.levels.drawn import drawn_levels
 from kvassay.assess.levels.prompts import PromptLevel
+from kvassay.assess.levels.tensors import TensorLevel
 from kvassay.assess.run import plan_assessment, run_assessment
 from kvassay.core.contract import parse_contract
 from kvassay.core.free_running_rule import parse_ids
@@ -91,7 +92,8 @@ def test_pilot_and_verdict_share_no_prompt_and_no_calibrating_document_is_judged
 
     _, content = pack
     levels = drawn_levels(parse_contract(toml), load_model(str(tiny_folder)).tokenizer)
-    documents, prompts = levels
+    documents, captured, prompts = levels
+    assert isinstance(captured, TensorLevel)
     assert isinstance(prompts, PromptLevel)
     judged = {unit.id for unit in prompts.units}
     assert judged == {prompt["id"] for prompt in content.subject["free_running"]["prompts"]}
@@ -107,8 +109,9 @@ def test_plan_names_each_clause_with_its_cost(tiny_folder, toml) -> None:
     assert all(0 <= entry["power"] <= 1 for entry in mine)
     assert plan["pilot"]["prompts"] == 2
     assert plan["cost"]["seconds_by_level"]["prompts"] > 0
-    # 20 documents of 48 tokens, and 20 prompts with all but the last generated token.
-    assert plan["cost"]["reference_tokens"] == 20 * 48 + 20 * 49
+    # 20 documents of 48 tokens, one of them captured in two passes that share its prompt, and 20 prompts with all but
+    # the last generated token.
+    assert plan["cost"]["reference_tokens"] == 20 * 48 + 48 + 8 + 20 * 49
 
 
 def test_r51_r52_verdict_and_report_name_the_level_of_every_figure(pack) -> None:

@@ -74,9 +74,21 @@ def test_r42_r43_numeric_clauses_alone_give_verdicts_with_controls(content) -> N
     assert met.n == 20
     assert 0 < met.estimate < 0.1
     assert clause(content, "f32 again 1").estimate == 0.0
-    assert {control.name: control.passed for control in content.verdicts.controls} == {"canary": True, "aa": True}
+    keys, values = "numeric.substituted=keys", "numeric.substituted=values"
+    controls = {control.name: control.passed for control in content.verdicts.controls}
+    sighted = {"canary": True, "aa": True, f"canary.{values}": True, f"aa.{values}": True, f"aa.{keys}": True}
+    assert controls == {**sighted, f"canary.{keys}": False}
     engaged = next(v for v in content.verdicts.formats if v.arm == "int8-token-head").controls
-    assert {control.name: control.passed for control in engaged} == {"engaged": True, "drift": True}
+    assert {control.name: control.passed for control in engaged} == dict.fromkeys(
+        ("engaged", "drift", f"engaged.{keys}", f"engaged.{values}"), True
+    )
+
+
+def test_a_side_in_which_the_canary_does_no_damage_is_not_met(content) -> None:
+    """Attention of the tiny model is nearly even, so keys of two bits move its output by less than the bound."""
+    assert clause(content, "int2-g32", part="substituted=keys").estimate < 0.1
+    assert clause(content, "int8-token-head", part="substituted=keys").outcome is Outcome.INCONCLUSIVE
+    assert clause(content, "int8-token-head", part="substituted=values").outcome is Outcome.MET
 
 
 def test_r94_rows_are_every_layer_head_and_side_of_every_document(content) -> None:
