@@ -184,11 +184,29 @@ def test_a_subject_without_its_prompts_is_found(pack, tmp_path) -> None:
     assert {one.name for one in verify_pack(folder).failed} == {"prompts"}
 
 
+class Counting:
+    """Progress that counts the steps of each stage."""
+
+    def __init__(self) -> None:
+        self.planned: dict[str, int] = {}
+        self.steps: dict[str, int] = {}
+
+    def stage(self, name: str, steps: int) -> None:
+        self.planned[name], self.steps[name] = steps, 0
+
+    def step(self) -> None:
+        self.steps[list(self.steps)[-1]] += 1
+
+    def note(self, text: str) -> None: ...
+
+
 def test_a_contract_of_prompts_alone_runs_and_its_bytes_are_of_the_length_reached(tiny_folder, texts, tmp_path) -> None:
     toml = TOML.format(texts=texts)
     toml = toml.replace("[fidelity.kl_mean]\nmax = 0.001\n", "").replace(', "int8-tensor"', "")
-    result = run_assessment(str(tiny_folder), parse_contract(toml), toml, tmp_path / "out")
+    progress = Counting()
+    result = run_assessment(str(tiny_folder), parse_contract(toml), toml, tmp_path / "out", progress)
     assert result.tokens == 50
+    assert progress.steps == progress.planned == {"pilot": 2, "prompts": 20}
     verification = verify_pack(result.out, result.manifest.root)
     assert verification.passed, verification.failed
 

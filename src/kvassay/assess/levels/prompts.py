@@ -71,7 +71,7 @@ class PromptLevel(Level):
         return unit.token_ids
 
     def measure(self, subject: Subject, unit: TokenDocument, sink: Sink, *, pilot: bool = False) -> None:
-        self._measure_batch(subject, (unit,), sink)
+        self._measure_batch(subject, (unit,), sink, lambda: None)
 
     def measure_all(
         self, subject: Subject, units: Sequence[Any], sink: Sink, done: Callable[[], None], *, pilot: bool = False
@@ -79,9 +79,7 @@ class PromptLevel(Level):
         size = self._section.batch_prompts
         for begin in range(0, len(units), size):
             some = units[begin : begin + size]
-            self._measure_batch(subject, some, sink)
-            for _ in some:
-                done()
+            self._measure_batch(subject, some, sink, done)
 
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
         entries = []
@@ -123,7 +121,9 @@ class PromptLevel(Level):
     def _prompt(self, unit: TokenDocument) -> Prompt:
         return Prompt(unit.id, tuple(unit.token_ids[: self._section.prompt_tokens]))
 
-    def _measure_batch(self, subject: Subject, units: Sequence[TokenDocument], sink: Sink) -> None:
+    def _measure_batch(
+        self, subject: Subject, units: Sequence[TokenDocument], sink: Sink, done: Callable[[], None]
+    ) -> None:
         generator = Generator(subject.model, subject.scorer.output_head)
         self._end_ids = end_token_ids(subject.model)
         plan = GenerationPlan(
@@ -134,12 +134,16 @@ class PromptLevel(Level):
             prefill_reads=self._contract.inference.prefill_reads,
         )
         reference = generator.run(plan, CacheFormat(parse_format(subject.reference_kv)))
-        for arm in subject.arms:
+        arms = len(subject.arms)
+        for index, arm in enumerate(subject.arms):
             transforms = subject.scorer.key_transforms(arm.kv_format)
             stored = CacheFormat(arm.kv_format, subject.calibrations.get(arm.name), transforms)
             found = generator.run(plan, stored)
             subject.tally.add(arm.name, found.counts)
             sink("generations", self._columns(arm.name, units, reference, found))
+            # A batch's prompts all end with its last arm, so each arm counts as its share of them.
+            for _ in range((index + 1) * len(units) // arms - index * len(units) // arms):
+                done()
 
     def _sampling(self) -> Sampling:
         section = self._section
