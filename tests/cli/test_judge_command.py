@@ -199,7 +199,7 @@ def test_compare_pairs_documents_and_items_and_names_what_changed(pack, second, 
     assert found["same_model"]
     assert [each["path"] for each in found["contract_differences"]] == ["task.recall.margin"]
     formats = {one["arm"]: one for one in found["formats"]}
-    kivi = {clause["clause"]: clause for clause in formats["kivi-4"]["clauses"]}
+    kivi = {clause["clause"]: clause for clause in formats["kivi-4"]["clauses"] if clause["slice"] == "all"}
     kl = kivi["fidelity.kl_mean"]["paired"]
     estimates = [kivi["fidelity.kl_mean"][which]["estimate"] for which in ("first", "second")]
     assert kl["estimate"] == pytest.approx(estimates[1] - estimates[0])
@@ -211,7 +211,7 @@ def test_compare_pairs_documents_and_items_and_names_what_changed(pack, second, 
     assert recall["paired"]["estimate"] == pytest.approx(recall["difference"])
     assert recall["difference"] < 0
     assert recall["paired"]["n"] == 40
-    same = {clause["clause"]: clause for clause in formats["int8-token-head"]["clauses"]}
+    same = {one["clause"]: one for one in formats["int8-token-head"]["clauses"] if one["slice"] == "all"}
     assert same["fidelity.kl_mean"]["paired"]["estimate"] == 0
     assert formats["q4_0"]["clauses"][0]["paired"] is None
     assert run(["compare", str(pack), str(second)]) == 0
