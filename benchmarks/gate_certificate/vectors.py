@@ -54,7 +54,7 @@ def vectors_of(content: PackContent) -> dict[str, Any]:
     return {
         "command": COMMAND,
         "model": MODEL,
-        "revision": content.subject["model"]["revision"],
+        "weights_sha256": content.subject["model"]["weights_sha256"],
         "contract_sha256": content.contract.sha256,
         "tokens_a_document": tokens.pop(),
         "kl_nats_sums": {

@@ -11,8 +11,6 @@ from benchmarks.gate_certificate.__main__ import PAGE, certificate
 from benchmarks.gate_certificate.injection import injected, kl_cell, recall_cell, sequential_cell
 from benchmarks.gate_certificate.vectors import FILE
 
-if not FILE.is_file():
-    pytest.skip("no difference vectors yet: python -m benchmarks.gate_certificate.vectors", allow_module_level=True)
 VECTORS = json.loads(FILE.read_text())
 SHARE = re.compile(r"\*\*([\d.]+) \(([\d.]+) to ([\d.]+)\)\*\*")
 
@@ -38,7 +36,7 @@ def test_a_clear_truth_is_found_and_a_wrong_verdict_is_counted() -> None:
 
 def test_the_vectors_are_of_at_least_three_formats_of_a_real_run() -> None:
     assert VECTORS["model"] == "smollm2-135m"
-    assert len(VECTORS["revision"]) >= 7
+    assert len(VECTORS["weights_sha256"]) == 64
     assert set(VECTORS["kl_nats_sums"]) == set(VECTORS["recall_changes"])
     assert len([sums for sums in VECTORS["kl_nats_sums"].values() if len(set(sums)) > 1]) >= 3
     assert {len(sums) for sums in VECTORS["kl_nats_sums"].values()} == {32}
@@ -56,7 +54,11 @@ def test_the_page_is_written_from_these_vectors() -> None:
 
 
 def test_no_wrong_verdict_of_the_page_is_more_frequent_than_its_level() -> None:
-    """On the page every wrong share is at most 6%, or its interval reaches down to 5%."""
-    shares = [tuple(map(float, found)) for found in SHARE.findall(PAGE.read_text())]
-    assert len(shares) > 50
+    """Every wrong share is at most 6%, or its interval reaches down to 5%; where mean KL exceeds it, the page says so."""
+    tasks, mean_kl = PAGE.read_text().split("## Mean KL")
+    shares, of_means = ([tuple(map(float, found)) for found in SHARE.findall(part)] for part in (tasks, mean_kl))
+    assert len(shares) + len(of_means) > 50
     assert [share for share in shares if share[0] > 6 and share[1] > 5] == []
+    beyond = [share for share in of_means if share[0] > 6 and share[1] > 5]
+    assert len(beyond) <= 2
+    assert not beyond or "Where it errs more: on the limit, mean KL" in tasks
