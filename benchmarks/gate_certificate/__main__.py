@@ -36,7 +36,7 @@ MET is wrong where the truth is on the limit or outside it, BREACHED where it is
 are bold. Shares are in percent of {runs} resamples, with 95% Clopper-Pearson intervals, at a nominal 5%.
 
 Where it errs more: on the limit, mean KL can be MET wrongly in more than 6% of resamples where a few documents weigh
-much (skew of log KL near +1). A resample of {drawn} often lacks them, and no bound sees a document that it does not hold.
+much (skew of log KL near +1). A resample of {drawn} often lacks them, and no bound sees what is not there.
 
 What this does not show: a vector of {documents} documents holds no tail heavier than its heaviest document, so
 [statistics.md](statistics.md) adds simulated families; and other models, texts and formats have other vectors.

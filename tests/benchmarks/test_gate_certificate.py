@@ -54,7 +54,7 @@ def test_the_page_is_written_from_these_vectors() -> None:
 
 
 def test_no_wrong_verdict_of_the_page_is_more_frequent_than_its_level() -> None:
-    """Every wrong share is at most 6%, or its interval reaches down to 5%; where mean KL exceeds it, the page says so."""
+    """At most 6% wrong, or an interval that reaches down to 5%; where mean KL errs more, the page says so."""
     tasks, mean_kl = PAGE.read_text().split("## Mean KL")
     shares, of_means = ([tuple(map(float, found)) for found in SHARE.findall(part)] for part in (tasks, mean_kl))
     assert len(shares) + len(of_means) > 50
