@@ -21,11 +21,12 @@ from kvassay.core.digest import sha256_bytes, sha256_file
 from kvassay.core.geometry import geometry_from_config
 from kvassay.core.gguf_header import geometry_from_gguf
 from kvassay.core.model_source import geometry_of, resolve_model
+from kvassay.core.tasks.settings import TaskSettings
 from kvassay.engines.transformers.loading import load_model, model_folder
 from kvassay.errors import MissingExtraError, ModelError
 from kvassay.workloads.corpus import Corpus, Document
 from kvassay.workloads.excerpts import text_documents
-from kvassay.workloads.recall import recall_items
+from kvassay.workloads.tasks.items import task_items
 from kvassay.workloads.tokenizing import bos_ids, token_ids
 
 from .model_folders import write_gguf
@@ -234,7 +235,7 @@ def test_the_header_decides_whether_texts_begin_with_bos(bos: bool, tmp_path: Pa
         seed=0,
     )
     assert document.token_ids == (bos_ids(tokenizer) + token_ids(tokenizer, text))[:30]
-    (item,) = recall_items(tokenizer, items=1, context_lines=3, seed=0)
+    (item,) = task_items(tokenizer, "recall", TaskSettings("recall", context_lines=3), 0, range(1))
     assert (item.prompt_ids[0] == 0) is bos
     assert 0 not in item.prompt_ids[1:]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,10 @@ from kvassay.core.contract import Contract, parse_contract
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import ByteLedger, predict_ledger
-from kvassay.core.recall_rule import RecallDraw, recall_draw
 from kvassay.core.records import ITEM_COLUMNS, TOKEN_COLUMNS, Arm, ClauseVerdict, FormatVerdict, Role, Verdicts
+from kvassay.core.slices import slice_cell
+from kvassay.core.tasks.kinds import TaskDraw, task_draw
+from kvassay.core.tasks.settings import DEPTHS, TaskSettings
 from kvassay.judge import judge
 
 CANARY = "kivi-2,recent=32"
@@ -22,7 +25,8 @@ REFERENCE = "f32 again 1"
 PROMPT_TOKENS = 96
 SCORED_TOKENS = 16
 """Scored positions that have a true next token; the contract counts one more."""
-PILOT_ITEMS, SEED, CONTEXT_LINES = 8, 7, 24
+PILOT_ITEMS, SEED = 8, 7
+RECALL = TaskSettings("recall", context_lines=24, depths=DEPTHS)
 GEOMETRY = CacheGeometry(
     model_type="llama",
     query_heads=4,
@@ -38,11 +42,15 @@ def contract(text: str = "", order: Sequence[str] = ("int8-token-head",), **fiel
     names = ", ".join(f'"{name}"' for name in order)
     multiplicity = fields.pop("multiplicity", "fixed-sequence")
     scored_tokens = fields.pop("scored_tokens", SCORED_TOKENS + 1)
+    more = "".join(
+        f"{key} = {json.dumps(fields.pop(key))}\n" for key in ("corpus", "documents", "scored") if key in fields
+    )
+    pilot = f"pilot_documents = {fields.pop('pilot_documents')}\n" if "pilot_documents" in fields else ""
     assert not fields, fields
     return parse_contract(
         f'schema = "kvassay.contract/1"\nname = "test"\n[candidates]\norder = [{names}]\n'
-        f'multiplicity = "{multiplicity}"\n[inference]\nbootstrap_replicates = 2000\n'
-        f"[text]\nprompt_tokens = {PROMPT_TOKENS}\nscored_tokens = {scored_tokens}\n{clauses}"
+        f'multiplicity = "{multiplicity}"\n[inference]\nbootstrap_replicates = 2000\n{pilot}'
+        f"[text]\nprompt_tokens = {PROMPT_TOKENS}\nscored_tokens = {scored_tokens}\n{more}{clauses}"
     )
 
 
@@ -99,15 +107,17 @@ def with_tokens(
         columns["reverse_kl_nats"] += kl.tolist()
         columns["nll_reference_nats"] += nll.tolist()
         columns["nll_candidate_nats"] += (nll + kl).tolist()
+        columns["reference_top1_nats"] += np.minimum(nll, texts.gamma(2.0, 0.4, SCORED_TOKENS)).tolist()
+        columns["top10_overlap"] += np.clip(1 - kl, 0, 1).round(1).tolist()
         columns["top1_agrees"] += (kl < 0.5).tolist()
         columns["stored_reads"] += [reads] * SCORED_TOKENS
     run.tokens = columns
     return run
 
 
-def item(index: int) -> RecallDraw:
+def item(index: int, task: str = "recall", settings: TaskSettings = RECALL) -> TaskDraw:
     """The item that the contract asks at this place."""
-    return recall_draw(SEED, PILOT_ITEMS + index, CONTEXT_LINES)
+    return task_draw(task, settings, SEED, PILOT_ITEMS + index)
 
 
 def with_items(
@@ -116,26 +126,28 @@ def with_items(
     gains: int = 0,
     items: int = 64,
     reference_wrong: int = 8,
-    with_slices: bool = False,
+    task: str = "recall",
+    settings: TaskSettings = RECALL,
 ) -> ArmRun:
-    """One recall item a context; the last `reference_wrong` are wrong under the reference, gains are among them."""
+    """One item a context; the last `reference_wrong` are wrong under the reference, gains are among them."""
     right = [index < items - reference_wrong for index in range(items)]
     correct = [index >= losses if right[index] else index - (items - reference_wrong) < gains for index in range(items)]
-    asked = [item(index) for index in range(items)]
+    asked = [item(index, task, settings) for index in range(items)]
+    context_tokens = [one.context_tokens - 40 if one.context_tokens else PROMPT_TOKENS for one in asked]
     expected = [one.expected for one in asked]
     run.items = {
         "arm": [run.name] * items,
-        "task": ["recall"] * items,
-        "slice": [one.slice if with_slices else "all" for one in asked],
+        "task": [task] * items,
+        "slice": [slice_cell(one.labels) for one in asked],
         "context": [one.id for one in asked],
-        "context_tokens": [PROMPT_TOKENS] * items,
-        "question": [f"word-{index}" for index in range(items)],
+        "context_tokens": context_tokens,
+        "question": [one.question for one in asked],
         "expected": expected,
         "reference_answer": [text if good else "0000" for text, good in zip(expected, right, strict=True)],
         "candidate_answer": [text if good else "9999" for text, good in zip(expected, correct, strict=True)],
         "reference_correct": right,
         "candidate_correct": correct,
-        "stored_reads": [0 if run.kv_format.is_exact else PROMPT_TOKENS - run.kv_format.recent] * items,
+        "stored_reads": [0 if run.kv_format.is_exact else older - run.kv_format.recent for older in context_tokens],
     }
     return run
 

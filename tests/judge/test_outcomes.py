@@ -211,17 +211,12 @@ def test_slices_of_text_are_descriptive():
 
 
 def test_slices_of_a_task_that_the_contract_names_decide():
-    text = '[task.recall]\nmargin = 0.05\nitems = 64\nslices = ["late", "absent"]\n'
-    runs = [run_with_items(losses=0, with_slices=True), *controls_with_items()]
-    for run in runs[1:]:
-        run.items["slice"] = list(runs[0].items["slice"])
-    verdicts = judged(contract(text), *runs)
-    late, absent, early = (
-        clause_of(verdicts, "int8-token-head", "task.recall", name) for name in ("late", "absent", "early")
-    )
+    text = '[task.recall]\nmargin = 0.05\nitems = 64\nslices = ["depth=late"]\n'
+    verdicts = judged(contract(text), run_with_items(losses=0), *controls_with_items())
+    late, early = (clause_of(verdicts, "int8-token-head", "task.recall", f"depth={name}") for name in ("late", "early"))
     assert (late.details["descriptive"], early.details["descriptive"]) == (False, True)
-    assert late.n == [item(index).slice for index in range(64)].count("late") > 9
-    assert absent.outcome is Outcome.NOT_MEASURED
+    assert late.n == ["depth=late" in item(index).labels for index in range(64)].count(True) > 20
+    assert late.outcome is Outcome.INCONCLUSIVE
     assert verdicts.exit_code == 3
 
 

@@ -59,7 +59,7 @@ def test_items_out_of_order_are_refused():
     found = runs(48)
     later = with_items(ArmRun(NAME), losses=0, items=60).items
     for run in found:
-        for column in ("context", "expected"):
+        for column in ("context", "question", "expected", "slice", "context_tokens"):
             run.items[column][5] = later[column][55]
         run.items["reference_answer"][5] = run.items["candidate_answer"][5] = later["expected"][55]
         run.items["candidate_correct"][5] = run.items["reference_correct"][5] = True
@@ -107,9 +107,9 @@ def test_a_breach_in_one_clause_settles_an_arm_and_corrections_ask_for_more_weal
 
 
 def test_slices_that_decide_are_awaited():
-    text = '[task.recall]\nmargin = 0.1\nitems = 96\nslices = ["late"]\n'
+    text = '[task.recall]\nmargin = 0.1\nitems = 96\nslices = ["depth=late"]\n'
     late = np.arange(96) % 3 == 0
-    kept = Paired(np.zeros(96, dtype=np.int64), {"all": np.ones(96, dtype=bool), "late": late})
+    kept = Paired(np.zeros(96, dtype=np.int64), {"all": np.ones(96, dtype=bool), "depth=late": late})
     assert stopping_look(sequential(text), "recall", {"b": (Role.CANDIDATE, kept)}, 96) is None
     assert stopping_look(sequential(text), "recall", {"b": (Role.CANDIDATE, kept)}, 95) is None
 

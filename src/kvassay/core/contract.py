@@ -10,16 +10,20 @@ from __future__ import annotations
 import tomllib
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kvassay.core.clauses.decision import Candidates, Controls, Inference
 from kvassay.core.clauses.fidelity import Fidelity, TextWorkload
 from kvassay.core.clauses.fields import Section, contract_format
+from kvassay.core.clauses.free_running import FreeRunning
+from kvassay.core.clauses.numeric import Numeric
 from kvassay.core.clauses.sizes import ByteBounds
+from kvassay.core.clauses.slice_plan import slice_fault
 from kvassay.core.clauses.subject import Subject
-from kvassay.core.clauses.tasks import TaskBound
+from kvassay.core.clauses.tasks import TaskBound, TaskName, needles_alone, with_kinds
+from kvassay.core.corpus_names import corpus_cells
 from kvassay.core.digest import sha256_json
 from kvassay.errors import ContractError
 
@@ -48,14 +52,29 @@ class Contract(Section):
     inference: Inference = Inference()
     controls: Controls = Controls()
     fidelity: Fidelity = Fidelity()
-    task: dict[Literal["recall"], TaskBound] = Field(default_factory=dict[Literal["recall"], TaskBound])
+    free_running: FreeRunning = FreeRunning()
+    numeric: Numeric = Numeric()
+    task: dict[TaskName, TaskBound] = Field(default_factory=dict[TaskName, TaskBound])
     bytes: ByteBounds = ByteBounds()
     waivers: tuple[Waiver, ...] = ()
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _kinds_of_tasks(cls, task: Any) -> Any:
+        return with_kinds(task)
 
     @model_validator(mode="after")
     def _has_clauses(self) -> Contract:
         if not self.clause_names:
-            raise ValueError("the contract bounds nothing; give at least one of [fidelity.*], [task.*] or [bytes]")
+            raise ValueError(
+                "the contract bounds nothing; give at least one of [fidelity.*], [free_running.*], [numeric.*], "
+                "[task.*] or [bytes]"
+            )
+        if needles_alone(self.task) and not self.has_fidelity:
+            raise ValueError(
+                f"needles ({', '.join(sorted(self.task))}) see gross damage only and cannot be the only evidence; "
+                "add [fidelity.*] or a task of another kind, e.g. [task.arithmetic]"
+            )
         for waiver in self.waivers:
             if waiver.clause not in self.clause_names:
                 raise ValueError(f"waiver of {waiver.clause!r}, which is no clause; clauses: {list(self.clause_names)}")
@@ -69,6 +88,9 @@ class Contract(Section):
                 raise ValueError(
                     f"text.documents is {self.text.documents}, fidelity.{clause} needs at least {bound.min_docs}"
                 )
+        cells = corpus_cells(self.text.corpus)
+        if fault := slice_fault(self.text, self.fidelity, self.inference.pilot_documents, cells):
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")
@@ -89,6 +111,8 @@ class Contract(Section):
         """Dotted names of all clauses, e.g. `fidelity.kl_mean`, `task.recall`, `bytes.persistent_per_token_max`."""
         return (
             *(f"fidelity.{name}" for name in self.fidelity.bounds),
+            *(f"free_running.{name}" for name in self.free_running.bounds),
+            *(f"numeric.{name}" for name in self.numeric.bounds),
             *(f"task.{name}" for name in sorted(self.task)),
             *(f"bytes.{name}" for name in self.bytes.bounds),
         )
@@ -97,6 +121,26 @@ class Contract(Section):
     def has_fidelity(self) -> bool:
         """True where some clause needs scored text."""
         return bool(self.fidelity.bounds)
+
+    @property
+    def has_free_running(self) -> bool:
+        """True where some clause needs generated text."""
+        return bool(self.free_running.bounds)
+
+    @property
+    def needs_text(self) -> bool:
+        """True where some clause needs documents of `text.corpus`, scored or captured."""
+        return self.has_fidelity or bool(self.numeric.bounds)
+
+    @property
+    def needs_run(self) -> bool:
+        """True where some clause needs the model: bytes alone are computed."""
+        return self.needs_text or self.has_free_running or bool(self.task)
+
+    @property
+    def captured_queries(self) -> int:
+        """Decode positions of a captured document that the numeric level measures: the last ones."""
+        return min(self.numeric.queries, self.text.scored_tokens)
 
     @property
     def sha256(self) -> str:

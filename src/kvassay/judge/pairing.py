@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from kvassay.core.clauses.fidelity import TextWorkload
 from kvassay.core.contract import Contract
-from kvassay.core.recall_rule import RecallDraw, recall_draw
-from kvassay.judge.rows import ALL, Floats, Integers, ItemRows, ItemTable, TokenRows, TokenTable
+from kvassay.core.slices import ALL, slice_labels
+from kvassay.core.tasks.kinds import TaskDraw, length_fits, task_draw
+from kvassay.judge.rows import Floats, Integers, ItemRows, ItemTable, TokenRows, TokenTable
 from kvassay.judge.wording import listed
 
 REFERENCE_TOLERANCE_NATS = 1e-4
@@ -48,6 +49,7 @@ def token_faults(table: TokenTable, text: TextWorkload) -> Faults:
         ("token_id", 0.0, "true next tokens"),
         ("slice", 0.0, "slices"),
         ("nll_reference_nats", REFERENCE_TOLERANCE_NATS, "reference NLLs"),
+        ("reference_top1_nats", REFERENCE_TOLERANCE_NATS, "log probabilities of the reference's most likely token"),
     ):
         values = {arm: np.asarray(getattr(table.arms[arm], column), dtype=np.float64) for arm in names}
         for arm, differing in _differing(keys, values, tolerance).items():
@@ -55,6 +57,7 @@ def token_faults(table: TokenTable, text: TextWorkload) -> Faults:
             faults[arm].append(sentence)
     for arm, rows in table.arms.items():
         faults[arm] += _unplanned_positions(table, rows, text)
+        faults[arm] += _impossible_confidence(table, rows)
     return {arm: tuple(found) for arm, found in faults.items() if found}
 
 
@@ -160,6 +163,21 @@ def _unplanned_positions(table: TokenTable, rows: TokenRows, text: TextWorkload)
     ]
 
 
+def _impossible_confidence(table: TokenTable, rows: TokenRows) -> list[str]:
+    """Positions whose most likely token is said to be less likely than the true one, or more than certain."""
+    top1, true = rows.reference_top1_nats, rows.nll_reference_nats
+    with np.errstate(invalid="ignore"):
+        wrong = np.flatnonzero((top1 > true + REFERENCE_TOLERANCE_NATS) | (top1 < -REFERENCE_TOLERANCE_NATS))
+    if not len(wrong):
+        return []
+    first = int(wrong[0])
+    return [
+        f"reference_top1_nats is below 0 or above the reference's NLL of the true token at {len(wrong)} positions, "
+        f"first document {table.documents[int(rows.document[first])]!r} position {int(rows.position[first])}: "
+        f"{top1[first]:.6g} and {true[first]:.6g} nats"
+    ]
+
+
 def _copied_documents(table: TokenTable, rows: TokenRows) -> list[str]:
     """Documents with equal tokens under two names: copies, not independent evidence, whatever their figures say."""
     first: dict[bytes, int] = {}
@@ -176,37 +194,38 @@ def _copied_documents(table: TokenTable, rows: TokenRows) -> list[str]:
     return [f"documents are copies, which are not independent: {copies[0]}{more}"]
 
 
-def _planned_items(contract: Contract, task: str, contexts: Sequence[str]) -> dict[str, RecallDraw]:
+def _planned_items(contract: Contract, task: str, contexts: Sequence[str]) -> dict[str, TaskDraw]:
     """Those contexts that are items of the contract; the pilot's come before them and are not asked again."""
-    found: dict[str, RecallDraw] = {}
-    for name, bound in contract.task.items():
-        if name != task:
-            continue
-        begin = contract.inference.pilot_items
-        for context in contexts:
-            number = context.rpartition("/")[2]
-            index = int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
-            if not begin <= index < begin + bound.items:
-                continue
-            drawn = recall_draw(contract.inference.seed, index, bound.context_lines)
-            if drawn.id == context:
-                found[context] = drawn
+    found: dict[str, TaskDraw] = {}
+    bound = contract.task[task]
+    begin = contract.inference.pilot_items
+    for context in contexts:
+        number = context.rpartition("/")[2]
+        index = int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
+        # The name in full, since another way to write it would be another context.
+        if begin <= index < begin + bound.items and context == f"{task}/{contract.inference.seed}/{index}":
+            found[context] = task_draw(task, bound.settings, contract.inference.seed, index)
     return found
 
 
-def _item_contradictions(table: ItemTable, rows: ItemRows, planned: dict[str, RecallDraw]) -> Iterator[str]:
+def _item_contradictions(table: ItemTable, rows: ItemRows, planned: dict[str, TaskDraw]) -> Iterator[str]:
     """Items that are none of the contract's, ask something else, or say another result than their answer shows."""
     contexts = [table.contexts[code] for code in _codes(rows.context)]
-    expected = [table.expected[code] or "" for code in _codes(rows.expected)]
-    slices = [table.slices[code] for code in _codes(rows.slice)]
     if unplanned := [context for context in contexts if context not in planned]:
         yield f"items that the contract does not plan: {listed(unplanned)}"
-    asked = [row for row in zip(contexts, expected, slices, strict=True) if row[0] in planned]
+    asked = [(row, planned[context]) for row, context in enumerate(contexts) if context in planned]
+    questions = [table.questions[code] for code in _codes(rows.question)]
     # A token may straddle the question's end, so the answer's text can begin with some of the question.
-    if other := [context for context, text, _ in asked if not text.endswith(planned[context].expected)]:
-        yield f"the expected answer is not that of the item in the contexts {listed(other)}"
-    if other := [context for context, _, part in asked if part not in (ALL, planned[context].slice)]:
-        yield f"the slice is not that of the item in the contexts {listed(other)}"
+    expected = [table.expected[code] or "" for code in _codes(rows.expected)]
+    slices = [slice_labels(table.slices[code]) for code in _codes(rows.slice)]
+    for what, other in (
+        ("expected answer", [draw.id for row, draw in asked if not expected[row].endswith(draw.expected)]),
+        ("question", [draw.id for row, draw in asked if questions[row] != draw.question]),
+        ("slice", [draw.id for row, draw in asked if slices[row] != (draw.labels or (ALL,))]),
+        ("length", [draw.id for row, draw in asked if not _has_its_length(float(rows.context_tokens[row]), draw)]),
+    ):
+        if other:
+            yield f"the {what} is not that of the item in the contexts {listed(other)}"
     for what, stated, shown in (
         ("reference_correct", rows.reference_correct, rows.reference_right),
         ("candidate_correct", rows.candidate_correct, rows.candidate_right),
@@ -215,6 +234,11 @@ def _item_contradictions(table: ItemTable, rows: ItemRows, planned: dict[str, Re
         if wrong.any():
             names = [contexts[index] for index in _codes(np.flatnonzero(wrong))]
             yield f"{what} does not follow from the answer in {len(names)} contexts: {listed(names)}"
+
+
+def _has_its_length(context_tokens: float, draw: TaskDraw) -> bool:
+    """A row of a text that was never as long as its slice says would be evidence of another length."""
+    return draw.context_tokens is None or length_fits(context_tokens, draw.context_tokens)
 
 
 def _codes(codes: Integers) -> list[int]:

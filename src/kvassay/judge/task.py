@@ -23,6 +23,10 @@ from kvassay.stats.binary import PairedBinary, paired_noninferiority
 from kvassay.stats.eprocess import SequentialPairs, sequential_pairs
 from kvassay.stats.mcnemar import mcnemar_mid_p
 
+MEASURE = "teacher-forced"
+"""An answer is right if each of its tokens is the most likely one after the true ones before it. For a long answer this
+is more lenient than an answer that the model writes by itself, and it cannot tell whether that could be parsed."""
+
 
 def task_clauses(
     contract: Contract, task: str, bound: TaskBound, table: ItemTable, rows: ItemRows | None, faults: tuple[str, ...]
@@ -30,14 +34,12 @@ def task_clauses(
     """Over all items, then for each slice: those that the contract names decide, others are descriptive."""
     contexts = table.contexts
     yield _judge(contract, task, bound, ALL, contexts, rows, faults)
-    found = labels_of(table.slices) if len(table.slices) > 1 else []
-    for name in (*bound.slices, *(name for name in found if name not in bound.slices)):
-        if name == ALL:
-            continue
+    for name in (*bound.slices, *(name for name in labels_of(table.slices) if name not in bound.slices)):
         part = None if rows is None else rows.take(rows_in_slice(table.slices, rows.slice, name))
         if part is not None and not part.size:
             part = None
-        if part is not None or name in bound.slices:
+        # A slice that holds every row would be said twice.
+        if name in bound.slices or (part is not None and rows is not None and part.size < rows.size):
             yield _judge(contract, task, bound, name, contexts, part, faults)
 
 
@@ -65,6 +67,8 @@ def _judge(
     gains = int(np.count_nonzero((rows.reference_correct == 0) & (rows.candidate_correct == 1)))
     accuracy = reference_accuracy(rows)
     details: dict[str, float | int | str | bool | None] = {
+        "kind": bound.kind,
+        "measure": MEASURE,
         "losses": losses,
         "gains": gains,
         "reference_accuracy": accuracy,
@@ -115,13 +119,14 @@ def _decide(
     contract: Contract, task: str, bound: TaskBound, slice_name: str, result: PairedBinary, accuracy: float
 ) -> tuple[Outcome, str]:
     size = f"({result.losses} lost and {result.gains} gained of {result.n} contexts)"
-    found = f"{task} accuracy changed by {100 * result.delta:+.2f} points"
+    found = f"{task} accuracy ({MEASURE}) changed by {100 * result.delta:+.2f} points"
     if accuracy < bound.ref_floor:
         return _below_floor(bound, accuracy, size)
-    if slice_name == ALL and result.n != bound.items:
+    planned = bound.items if slice_name == ALL else bound.planned(slice_name, contract.inference.pilot_items)
+    if result.n != planned:
         return (
             Outcome.INCONCLUSIVE,
-            f"{found}, but the fixed design plans {bound.items} contexts and {result.n} were scored: "
+            f"{found}, but the fixed design plans {planned} contexts and {result.n} were scored: "
             "another number than planned may have been chosen by its result",
         )
     level, margin = level_percent(contract.inference.alpha), f"{-100 * result.margin:.4g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvassay.core.digest import sha256_json
+from kvassay.core.tasks.settings import TaskSettings
 from kvassay.pack import layout
 from kvassay.pack.reader import PackContent
 from kvassay.report.figures import NOT_RECORDED, Shown, number, size
@@ -51,6 +52,8 @@ class Provenance(NamedTuple):
     """Ready to be shown: hidden characters are visible."""
 
 
+_TASK_FIELDS = ("kind", "items", *(name for name in TaskSettings._fields if name != "kind"), "seed")
+
 _FILES = {
     layout.CONTRACT_TOML: "the contract as it was written",
     layout.CONTRACT_JSON: "the contract with its defaults; its hash is the contract's",
@@ -59,7 +62,12 @@ _FILES = {
     **dict(
         zip(
             layout.ROW_FILES,
-            ("one row a decode position", "one row a task item", "one row a layer of a captured document"),
+            (
+                "one row a decode position of the teacher-forced level",
+                "one row a task item",
+                "one row a cell of a captured document",
+                "one row a prompt of the free-running level",
+            ),
             strict=True,
         )
     ),
@@ -98,6 +106,7 @@ def provenance(content: PackContent, max_documents: int, max_sources: int) -> Pr
 
 def _groups(content: PackContent) -> tuple[FactGroup, ...]:
     environment, subject = content.environment, content.subject
+    weights = members_at(subject, "model", "quantized_weights")
 
     def text(record: object, *path: str) -> str:
         return text_at(record, *path) or NOT_RECORDED
@@ -108,7 +117,12 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
             (
                 *(
                     Fact(name, text(subject, "model", name))
-                    for name in ("name", "source", "stored_weights", "revision", "dtype")
+                    for name in ("name", "source", "stored_weights", "weights", "revision", "dtype")
+                ),
+                *(
+                    Fact(f"quantized weights: {name.replace('_', ' ')}", text(weights, name))
+                    for name in ("package", "bits", "group_size", "linear_layers", "nbytes", "sha256")
+                    if weights
                 ),
                 Fact("parameters", number(number_at(subject, "model", "parameters"))),
                 *(
@@ -145,7 +159,8 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
                 *(
                     Fact(f"task {task}, {name.replace('_', ' ')}", text(subject, "task", task, name))
                     for task in sorted(members_at(subject, "task"))
-                    for name in ("items", "context_lines", "seed")
+                    for name in _TASK_FIELDS
+                    if field(subject, "task", task, name) is not None
                 ),
             ),
         ),

@@ -43,12 +43,12 @@ def simulated_power(documents: int, variation: float, ratio: float, alpha: float
     spreads = np.sqrt(np.maximum((deviations * deviations) @ weights / size - shifts * shifts, 1e-30) / (size - 1))
     level = bootstrap_level(alpha, size)
     if above:
-        lower = means + _smallest(-shifts / spreads, level) * se
-        return float(np.count_nonzero(lower > ratio)) / _SAMPLES
+        lower: Floats = means + _smallest(-shifts / spreads, level) * se
+        return float(np.count_nonzero(lower > ratio) / len(lower))
     t = shifts / spreads
-    upper, strict = (means - _smallest(t, share * level) * se for share in (1.0, STRICT_SHARE))
-    bounds = np.maximum(upper, np.minimum(strict, _lognormal_upper(values, alpha)))
-    return float(np.count_nonzero(bounds < ratio)) / _SAMPLES
+    upper: Floats = means - _smallest(t, level) * se
+    strict: Floats = means - _smallest(t, STRICT_SHARE * level) * se
+    return float(np.mean(np.maximum(upper, np.minimum(strict, _lognormal_upper(values, alpha))) < ratio))
 
 
 def _smallest(t: Floats, level: float) -> Floats:

@@ -65,7 +65,8 @@ def wealth(gains: Floats, worst: float) -> Floats:
     total: Floats = np.zeros(len(gains), dtype=np.float64)
     with np.errstate(over="ignore"):
         for fraction in FRACTIONS.tolist():
-            total = total + np.asarray(np.cumprod(1 + fraction / worst * gains), dtype=np.float64)
+            held: Floats = np.cumprod(1 + fraction / worst * gains, dtype=np.float64)
+            total = np.add(total, held)
     return total / _BETS
 
 
@@ -84,8 +85,8 @@ def sequential_pairs(differences: Differences, margin: float, alpha: float = 0.0
         raise ValueError(f"need 0 < margin < 1 and 0 < alpha < 0.5, found margin {margin} and alpha {alpha}")
     for_met, for_breached = wealths(differences, margin)
     crossings: list[tuple[int, Decision]] = []
-    sides: tuple[tuple[Floats, Decision], ...] = ((for_met, "met"), (for_breached, "breached"))
-    for path, side in sides:
+    paths: tuple[tuple[Floats, Decision], ...] = ((for_met, "met"), (for_breached, "breached"))
+    for path, side in paths:
         reached = np.flatnonzero(path >= 1 / alpha)
         if len(reached):
             crossings.append((int(reached[0]) + 1, side))

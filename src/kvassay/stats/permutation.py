@@ -46,6 +46,5 @@ def _sums(values: Floats, flips: NDArray[np.int64]) -> Floats:
     """|sum| for each row of flips, added document by document, without BLAS, so that equal rows give equal bits."""
     total: Floats = np.zeros(len(flips), dtype=np.float64)
     for value, column in zip(values.tolist(), flips.T, strict=True):
-        signs: Floats = np.asarray(1 - 2 * column, dtype=np.float64)
-        total = np.add(total, value * signs)
+        total = np.add(total, value * (1.0 - 2.0 * column.astype(np.float64)))  # exact: the factor is 1 or -1
     return np.abs(total)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvassay.assess.arms import PlannedArm
 from kvassay.core.clauses.decision import Inference
 from kvassay.stats.planning import documents_power, pairs_power, plan_documents, plan_pairs
+from kvassay.stats.rate_planning import plan_rate, rate_power
 from kvassay.stats.sequential_power import MOST_PAIRS, plan_sequential
 
 
@@ -31,6 +32,9 @@ class ClausePlan(NamedTuple):
 
 def cluster_entry(inference: Inference, arm: PlannedArm, clause: ClausePlan, means: Sequence[float]) -> dict[str, Any]:
     """Of a bound on a mean or a share, from one figure a pilot document or prompt."""
+    if len(means) < 2:
+        found = f"the pilot has {len(means)} {clause.n_unit} of this slice, which tell no spread"
+        return _entry(arm, clause, means[0] if means else None, None, None, found)
     mean, variation = _spread(means)
     if variation is None:
         return _entry(arm, clause, mean, None, None, "the pilot saw no difference at all, so it tells no spread")
@@ -41,6 +45,17 @@ def cluster_entry(inference: Inference, arm: PlannedArm, clause: ClausePlan, mea
     power = documents_power(clause.n_planned, scaled, variation, limit, inference.alpha)
     assumption = f"pilot mean {mean:.3g}, CV {variation:.2f} between {clause.n_unit}, towards {_towards(sign > 0)}"
     return _entry(arm, clause, mean, needed, power, assumption)
+
+
+def rate_entry(inference: Inference, arm: PlannedArm, clause: ClausePlan, events: int, n: int) -> dict[str, Any]:
+    """Of a bound on the share of independent units, `events` of `n` in the pilot."""
+    # Laplace's rule: a pilot of a few units without an event does not show that there is none.
+    rate = (events + 1) / (n + 2)
+    needed = plan_rate(rate, clause.limit, inference.alpha, inference.power)
+    power = rate_power(clause.n_planned, rate, clause.limit, inference.alpha)
+    direction = "on the limit, which no number decides" if power is None else f"towards {_towards(rate < clause.limit)}"
+    assumption = f"rate {rate:.2f} ({events} of {n} in the pilot), {direction}"
+    return _entry(arm, clause, rate, needed, power, assumption)
 
 
 def pairs_entry(inference: Inference, arm: PlannedArm, clause: ClausePlan, counts: PairedCounts) -> dict[str, Any]:
@@ -78,7 +93,7 @@ def _sequential_entry(
 def _entry(
     arm: PlannedArm,
     clause: ClausePlan,
-    expected: float,
+    expected: float | None,
     needed: int | None,
     power: float | None,
     assumption: str,

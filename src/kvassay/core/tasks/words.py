@@ -1,8 +1,8 @@
-"""Common English nouns for the recall task, kept here so that the task is the same on every machine and offline."""
+"""Words of the tasks, kept here so that a task is the same on every machine and offline."""
 
 from __future__ import annotations
 
-WORDS = tuple(
+NOUNS = tuple(
     """
     acorn actor album anchor angle animal answer ant apple apron arch arm army arrow art aunt
     baby badge bag baker ball banana band bank barn basin basket bath beach bean bear beard bed bee bell belt bench
@@ -38,3 +38,35 @@ WORDS = tuple(
     wagon wall water wave wheel whistle wind window wine wing winter wire wolf wood wool worm wrist yard
     """.split()  # noqa: SIM905 (435 quoted words would be harder to read)
 )
+"""Common nouns: keys of lists, names of variables. None stands twice."""
+
+COMMON_WORDS = tuple(
+    """
+    able back best big black blue both call cold come cut dark deep down early easy even fast few fine first free full
+    good great green half hard help high hold home hot keep kind large last late left long look low make many mean more
+    most move much new next old once open own past play red rest right run same short show side slow small soft some
+    stand start still strong sure take thin true try turn under warm well white whole wide wild work wrong young
+    """.split()  # noqa: SIM905
+)
+"""Among the most frequent words of English, mostly one token in the vocabulary of any model."""
+
+RARE_WORDS = tuple(
+    """
+    abseil acolyte aglet alembic anodyne aphid apiary argon aspic atoll auburn auspice azimuth balustrade barnacle
+    basalt bauxite bobbin borax brocade bulwark burdock cadmium caftan caiman caliph calumny cantilever carapace
+    carmine catarrh chaff chalice chervil chintz cinnabar cistern claret cochineal cockle conifer cormorant cowrie
+    crampon crevasse crozier cutlass damask damson dinghy dirge dormouse dowel dulcimer eider elixir emery equerry
+    ermine escarole fennel ferrule fetlock filigree flagon flotsam fulcrum gable gadfly galleon gannet garnet gasket
+    gauntlet gazelle gherkin gibbon gimlet gneiss gooseberry gorse gourd gravel grouse gudgeon gypsum halberd halyard
+    harrow heron hessian hillock hyssop ibex ingot isinglass jackdaw jasper jerkin juniper kelp kestrel kohlrabi
+    lacquer lanolin lapwing larch lathe lichen limpet lintel lobelia locust lozenge lugger lupin macaw madder mallow
+    mandolin marl marmot marzipan mastic mattock millet minaret mistral molasses monsoon mordant mullet nacelle
+    narwhal newt nutmeg obelisk ocelot okapi osprey otter oxbow paddock palisade pantry parapet parsnip pelican
+    pewter piccolo pinnace pipette plover poultice pumice quagmire quarto quiver ramekin rapier rhubarb rotunda
+    rowan ruminant sable saffron samovar sandalwood scabbard schooner scullery sextant shale shamrock sickle skillet
+    sorrel spandrel spigot spinet stoat sturgeon sumac sundial tabard tallow talon tamarind tansy tapir teasel thimble
+    thistle thresher tinder topaz tourniquet treacle trellis truffle tundra turnip turpentine turret umber vellum
+    verbena vetch viaduct vinegar vole walrus warbler weevil whelk wicket willow yarrow zephyr zinnia
+    """.split()  # noqa: SIM905
+)
+"""Words that a text seldom holds: several tokens each, from the rare end of a vocabulary built by frequency."""

@@ -1,0 +1,1 @@
+"""Items of tasks as token ids, fitted to a wanted length."""
