@@ -62,3 +62,27 @@ def test_the_plan_tells_the_most_items_and_when_half_of_the_runs_decide(sequenti
     (entry,) = (one for one in result.plan["clauses"] if one["arm"] == "int8-token-head")
     assert entry["n_planned"] == 60
     assert "a look every 5 contexts, half of such runs decide within" in entry["assumption"]
+
+
+TWO_TASKS = (
+    CONTRACT.replace('name = "sequential"', 'name = "two tasks"')
+    + """
+[task.second]
+kind = "recall"
+margin = 0.5
+ref_floor = 0.0
+items = 60
+context_lines = 2
+"""
+)
+
+
+def test_each_task_stops_by_itself(tiny_folder, tmp_path) -> None:
+    """The first task that is settled does not end the second: each has its own items, looks and stop."""
+    result = run_assessment(str(tiny_folder), parse_contract(TWO_TASKS), TWO_TASKS, tmp_path / "pack")
+    rows = read_pack(result.out).tables.items.to_pylist()
+    items = {task: len({row["context"] for row in rows if row["task"] == task}) for task in ("recall", "second")}
+    assert 0 < items["second"] < items["recall"] < 60
+    (verdict,) = (one for one in result.verdicts.formats if one.arm == "int8-token-head")
+    assert {clause.outcome for clause in verdict.clauses if clause.slice == "all"} == {Outcome.MET}
+    assert verify_pack(result.out, result.manifest.root).passed

@@ -172,8 +172,19 @@ class _Run:
         pack.write_subject(self._subject_record())
 
     def _measure_level(self, level: Level, append: Mapping[str, Callable[[Columns], None]]) -> None:
-        """All units of a level, or as many as the sequential design needs."""
-        stop = SequentialStop(self._contract, self._arms)
+        """All units of a level, or as many of each of its parts as the sequential design needs."""
+        self._progress.stage(level.words, len(level.units))
+        with _timed(self._seconds, level.name):
+            measured = [unit for part in level.parts for unit in self._measure_part(level, part, append)]
+        if len(measured) < len(level.units):
+            self._progress.note(f"{level.words}: settled after {len(measured)} of {len(level.units)}")
+            level.units = measured  # what the record names
+
+    def _measure_part(
+        self, level: Level, units: Sequence[Any], append: Mapping[str, Callable[[Columns], None]]
+    ) -> Sequence[Any]:
+        """Those that were measured: all, unless the sequential design stops."""
+        stop, before = SequentialStop(self._contract, self._arms), self._done[level.name]
 
         def sink(table: str, columns: Columns) -> None:
             append[table](columns)
@@ -182,15 +193,10 @@ class _Run:
         def done() -> bool:
             self._done[level.name] += 1
             self._progress.step()
-            return stop.reached and self._done[level.name] < len(level.units)
+            return stop.reached
 
-        self._progress.stage(level.words, len(level.units))
-        with _timed(self._seconds, level.name):
-            level.measure_all(self._subject, level.units, sink, done)
-        measured = self._done[level.name]
-        if stop.reached and measured < len(level.units):
-            self._progress.note(f"{level.words}: settled after {measured} of {len(level.units)}; the run stops")
-            level.units = level.units[:measured]  # what the record names as measured
+        level.measure_all(self._subject, units, sink, done)
+        return units[: self._done[level.name] - before] if stop.reached else units
 
     def judge(self, pack: PackWriter) -> Verdicts:
         arms = [self._arm_record(arm) for arm in self._arms]

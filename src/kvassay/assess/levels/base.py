@@ -66,6 +66,11 @@ class Level(ABC):
     units: Sequence[Any]
     pilot_units: Sequence[Any]
 
+    @property
+    def parts(self) -> Sequence[Sequence[Any]]:
+        """The verdict's units, in those parts that a sequential run may end each by itself."""
+        return [self.units]
+
     @abstractmethod
     def token_ids(self, unit: Any) -> Sequence[int]:
         """All tokens of a unit that are known before the run."""

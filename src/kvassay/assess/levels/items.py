@@ -37,6 +37,11 @@ class ItemLevel(Level):
         self.pilot_units: Sequence[TaskItem] = [items[index] for index in range(pilot) for items in drawn.values()]
         self.units: Sequence[TaskItem] = [item for items in drawn.values() for item in items[pilot:]]
 
+    @property
+    def parts(self) -> Sequence[Sequence[TaskItem]]:
+        """By task: each has its own stopping rule."""
+        return [[item for item in self.units if item.task == name] for name in self._tasks]
+
     def token_ids(self, unit: TaskItem) -> Sequence[int]:
         return unit.token_ids
 
