@@ -4,7 +4,7 @@
 
 Each precision of the weights has its own reference: its full-precision cache. So a mean KL is what the KV format loses
 on that model, and what the weights lost is in none of them. Documents are the same, so differences are paired; each
-is given with its 90% interval (one-sided 95% bounds, bootstrap-t over documents). Prints the tables of
+is given with its 90% interval (one-sided 95% bounds, bootstrap-t over documents). Prints Markdown tables for
 docs/design/quantized-weights.md.
 """
 
