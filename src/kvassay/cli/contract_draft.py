@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kvassay.core.contract import SCHEMA, Contract
 from kvassay.errors import ContractError
-from kvassay.stats.planning import plan_documents, plan_pairs
+from kvassay.stats.planning import PairsPlan, plan_documents, plan_pairs
 
 FORMATS = ("int8-token-head", "kivi-4,recent=32", "int4-g32")
 MOST_SCORED_TOKENS = 256
@@ -244,11 +244,15 @@ def _documents(limits: Limits, losses: tuple[Loss, ...]) -> int:
 
 
 @cache
+def planned_pairs(margin: float) -> PairsPlan:
+    """Items for a margin; the power behind it is enumerated, which takes the better part of a second."""
+    return plan_pairs(margin, DISCORDANCE)
+
+
 def _items(margin: float) -> int:
-    """Pairs for a margin; the power behind it is enumerated, which takes the better part of a second."""
-    plan = plan_pairs(margin, DISCORDANCE)
-    assert plan.pairs is not None, "a difference of zero is inside every margin"
-    return plan.pairs
+    pairs = planned_pairs(margin).pairs
+    assert pairs is not None, "a difference of zero is inside every margin"
+    return pairs
 
 
 def _item_tokens(contract: Contract, arms: int) -> int:

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
-from kvassay.cli.contract_draft import DISCORDANCE, EXPECTED_SHARE, PURPOSES, Answers, Draft
-from kvassay.core.contract import Contract, parse_contract
+from kvassay.cli.contract_draft import DISCORDANCE, EXPECTED_SHARE, PURPOSES, Answers, Draft, planned_pairs
+from kvassay.core.contract import parse_contract
 from kvassay.errors import ContractError
-from kvassay.stats.planning import plan_pairs
 
 WIDTH = 100
 
@@ -97,18 +96,14 @@ def _comments(answers: Answers, draft: Draft) -> dict[str, str]:
             f"{100 * (math.expm1(bounds.nll_delta.max)):.2g}% of perplexity."
         )
     for name, bound in contract.task.items():
+        enough = planned_pairs(bound.margin).undiscordant_exact
         found[f"task.{name}"] = (
-            f"At most {_points(bound.margin)} of accuracy may be lost. {why.why_recall} {bound.items} contexts "
-            f"decide that if {100 * DISCORDANCE:g}% of the answers change either way; with none changed "
-            f"{_least(contract, bound.margin)} would do. Below a reference accuracy of {100 * bound.ref_floor:g}% the "
-            "task shows nothing."
+            f"At most {_points(bound.margin)} of accuracy may be lost. {why.why_recall} {bound.items} contexts decide "
+            f"that if {100 * DISCORDANCE:g}% of the answers change either way; with none changed {enough} would do. Below "
+            f"a reference accuracy of {100 * bound.ref_floor:g}% the task shows nothing."
         )
     return found
 
 
 def _points(share: float) -> str:
     return f"{100 * share:g} point{'' if share == 0.01 else 's'}"
-
-
-def _least(contract: Contract, margin: float) -> int:
-    return plan_pairs(margin, DISCORDANCE, alpha=contract.inference.alpha).undiscordant_exact
