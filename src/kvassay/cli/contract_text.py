@@ -99,8 +99,8 @@ def _comments(answers: Answers, draft: Draft) -> dict[str, str]:
         enough = planned_pairs(bound.margin).undiscordant_exact
         found[f"task.{name}"] = (
             f"At most {_points(bound.margin)} of accuracy may be lost. {why.why_recall} {bound.items} contexts decide "
-            f"that if {100 * DISCORDANCE:g}% of the answers change either way; with none changed {enough} would do. Below "
-            f"a reference accuracy of {100 * bound.ref_floor:g}% the task shows nothing."
+            f"that if {100 * DISCORDANCE:g}% of the answers change either way; with none changed {enough} would do. "
+            f"Below a reference accuracy of {100 * bound.ref_floor:g}% the task shows nothing."
         )
     return found
 
