@@ -274,3 +274,66 @@ def test_a_damaged_pack_is_neither_judged_nor_compared(command, tmp_path, capsys
     error = capsys.readouterr().err
     assert "rows/items.parquet" in error
     assert error.count("\n") == 1
+
+
+# Every level of evidence.
+
+ALL_LEVELS = """
+schema = "kvassay.contract/1"
+name = "levels"
+[text]
+corpus = "path:{texts}"
+documents = 20
+prompt_tokens = 40
+scored_tokens = 8
+[candidates]
+order = ["int8-token-head"]
+[inference]
+pilot_documents = 2
+bootstrap_replicates = 400
+[controls]
+canary = "int2-g32"
+[fidelity.kl_mean]
+max = 0.001
+[free_running]
+prompts = 20
+prompt_tokens = 40
+generated_tokens = 8
+pilot_prompts = 2
+[free_running.diverged]
+max_rate = 0.5
+[numeric]
+documents = 20
+[numeric.output_relative]
+max = 0.5
+"""
+
+
+def test_rows_of_every_level_are_judged_again(tiny_folder, texts, tmp_path, capsys) -> None:
+    """A table that is left out makes its clauses NOT MEASURED, which are other bytes."""
+    from kvassay.assess.run import run_assessment
+
+    toml = ALL_LEVELS.format(texts=texts)
+    run_assessment(str(tiny_folder), parse_contract(toml), toml, tmp_path / "pack")
+    run(["judge", str(tmp_path / "pack"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["bytes_equal"] is True
+    (tmp_path / "other.toml").write_text(
+        toml.replace("max_rate = 0.5", "max_rate = 0.4").replace("max = 0.5", "max = 0.4")
+    )
+    again = judged(tmp_path / "pack", str(tmp_path / "other.toml"), capsys)
+    assert {each["key"] for each in again["changed"]} == {
+        "free_running.diverged.max_rate",
+        "numeric.output_relative.max",
+    }
+    (first, *_) = again["verdicts"]["formats"]
+    clauses = {clause["clause"]: clause for clause in first["clauses"] if clause["slice"] == "all"}
+    for name in ("free_running.diverged", "numeric.output_relative"):
+        assert clauses[name]["estimate"] is not None
+        assert clauses[name]["n"] == 20
+        assert clauses[name]["limit"] == 0.4
+    (tmp_path / "third.toml").write_text(toml.replace("generated_tokens = 8", "generated_tokens = 7"))
+    assert run(["judge", str(tmp_path / "pack"), "--contract", str(tmp_path / "third.toml")]) == 2
+    assert "free_running.generated_tokens is 7, the rows were measured with 8" in capsys.readouterr().err
+    assert run(["compare", str(tmp_path / "pack"), str(tmp_path / "pack")]) == 0
+    assert "free_running.diverged: documents and items are paired, no other rows" in capsys.readouterr().out

@@ -169,7 +169,7 @@ def _paired(first: _Side, second: _Side, arms: tuple[str, str], clause: str, sli
         return _paired_documents(first, second, arms, name, slice_name)
     if section == "task":
         return _paired_items(first, second, arms, name, slice_name)
-    return "it is counted and not sampled"
+    return "it is counted and not sampled" if section == "bytes" else "documents and items are paired, no other rows"
 
 
 class _Documents(NamedTuple):

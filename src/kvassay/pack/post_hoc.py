@@ -18,10 +18,9 @@ from kvassay.core.contract import Contract
 from kvassay.core.format_names import parse_format
 from kvassay.core.records import Arm, Role, Verdicts
 from kvassay.errors import ContractError, PackError
-from kvassay.judge import judge
 from kvassay.pack.reader import PackContent
-from kvassay.pack.rejudge import Difference, differences
-from kvassay.pack.tables import rows_of_arms
+from kvassay.pack.rejudge import Difference, differences, judge_tables
+from kvassay.pack.tables import Tables, rows_of_arms
 
 POST_HOC = "post hoc"
 POST_HOC_SCHEMA = "kvassay.verdicts-post-hoc/1"
@@ -37,6 +36,8 @@ _BOUNDS = re.compile(
     | inference\.(alpha | power | bootstrap_replicates)
     | controls\..*
     | fidelity\.\w+(\.(max | unit | min_docs | tau_nats | max_rate))?
+    | free_running\.\w+\.(max | max_rate | margin | min_prompts)
+    | numeric\.\w+\.(max | min_docs)
     | task\.\w+\.(margin | ref_floor | slices.*)
     )""",
     re.VERBOSE,
@@ -93,10 +94,9 @@ def judge_post_hoc(pack: PackContent, other: Contract) -> PostHoc:
 def judge_rows(pack: PackContent, contract: Contract, arms: list[Arm] | tuple[Arm, ...]) -> Verdicts:
     """The judgement of the rows of `arms`; raises PackError for rows that cannot be judged at all."""
     names = [arm.name for arm in arms]
-    computed = {arm: pair.computed for arm, pair in pack.ledgers.items()}
+    tables = Tables(*(rows_of_arms(table, names) for table in pack.tables))
     try:
-        tokens, items = rows_of_arms(pack.tables.tokens, names), rows_of_arms(pack.tables.items, names)
-        return judge(contract, arms, computed, tokens, items)
+        return judge_tables(contract, arms, pack.ledgers, tables)
     except PackError:
         raise
     except Exception as error:  # rows of a stranger: whatever they cause is one line

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import kvassay
+from kvassay.core.contract import Contract
+from kvassay.core.records import Arm, Verdicts
 from kvassay.judge import judge
 from kvassay.pack import layout
 from kvassay.pack.checks import Check
-from kvassay.pack.reader import PackContent
+from kvassay.pack.reader import ArmLedgers, PackContent
 from kvassay.pack.strict_json import render_json
+from kvassay.pack.tables import Tables
 
 _MAX_BOOTSTRAP_REPLICATES = 1_000_000
 """A stranger's contract must not keep the verifier busy for ever."""
@@ -23,18 +26,8 @@ def rejudge_check(pack: PackContent, stored: bytes) -> Check:
         return Check(
             "rejudge", False, f"{replicates} bootstrap replicates; at most {_MAX_BOOTSTRAP_REPLICATES} are run"
         )
-    computed = {arm: pair.computed for arm, pair in pack.ledgers.items()}
     try:
-        tables = pack.tables
-        again = judge(
-            pack.contract,
-            pack.arms,
-            computed,
-            tables.tokens,
-            tables.items,
-            generations=tables.generations,
-            tensors=tables.tensors,
-        )
+        again = judge_tables(pack.contract, pack.arms, pack.ledgers, pack.tables)
         rendered = render_json(again.model_dump(mode="json"))
     except Exception as error:  # rows of a stranger: whatever they cause is a failed check and no crash
         return Check("rejudge", False, f"the rows cannot be judged: {type(error).__name__}: {error}")
@@ -51,6 +44,21 @@ def rejudge_check(pack: PackContent, stored: bytes) -> Check:
         more += f"; the pack was written by kvassay {version}, judged again by {kvassay.__version__}"
     sentence = f"{first.path} is {first.stored!r}, judged again from the rows: {first.again!r}{more}"
     return Check("rejudge", False, sentence)
+
+
+def judge_tables(
+    contract: Contract, arms: Sequence[Arm], ledgers: Mapping[str, ArmLedgers], tables: Tables
+) -> Verdicts:
+    """The judgement of every row table that a pack has."""
+    return judge(
+        contract,
+        arms,
+        {arm: pair.computed for arm, pair in ledgers.items()},
+        tables.tokens,
+        tables.items,
+        generations=tables.generations,
+        tensors=tables.tensors,
+    )
 
 
 class Difference(NamedTuple):
