@@ -20,7 +20,19 @@ from .task_tokenizers import BOS, GREEDY, PLAIN, Characters
 
 LENGTHS = (1024, 2048)
 """Of a tokenizer with about a token a character; some 250 and 500 tokens of SmolLM2."""
-GOLDEN: dict[str, str] = {}
+GOLDEN: dict[str, str] = {
+    "arithmetic": "294fbd80972065b6",
+    "common-words": "8cdce366c5b1a582",
+    "json": "63d04f9602cca215",
+    "multi-key": "d111c19ea14b378d",
+    "multi-value": "a05ede782939316c",
+    "needle": "e3d34f2b1c91b137",
+    "passkey": "5c7533bda21b0493",
+    "rare-copy": "45804449202b06f0",
+    "recall": "02073d787c8444fe",
+    "tool-call": "6de672d68e871cdb",
+    "variable-tracking": "a053c32be5fcdd1d",
+}
 ANSWER_STANDS_ONCE = sorted(set(KINDS) - {"common-words", "multi-value", "variable-tracking", "arithmetic"})
 """Kinds whose whole answer stands in the context; the others make theirs of several places."""
 
@@ -61,21 +73,21 @@ def test_several_values_stand_in_the_order_of_the_answer() -> None:
         assert len(numbers) == 4
         assert [text.count(number) for number in numbers] == [1] * 4
         assert sorted(numbers, key=text.index) == numbers
-        assert f"The first secret number of the {item.question} is {numbers[0]}. " in text
-        assert f", the fourth secret number of the {item.question} is {numbers[3]}" in item.expected
+        assert f"The first secret {item.question} is {numbers[0]}. " in text
+        assert f", the fourth secret {item.question} is {numbers[3]}" in item.expected
 
 
 def test_a_variable_leads_to_its_number_in_as_many_hops() -> None:
     seen = set()
     for item in items_of("variable-tracking", 12):
         text = PLAIN.decode(item.prompt_ids)
-        said = dict(re.findall(r"The number of the (\w+) is (?:that of the )?(\w+)\.", text))
+        said = dict(re.findall(r"\b([A-Z]) = (\w+)\.", text))
         value, hops, found = item.question, 0, []
         while not value.isdigit():
             after = said[value]
-            found.append(f"The number of the {value} is {'' if after.isdigit() else 'that of the '}{after}")
+            found.append(f"{value} = {after}")
             value, hops = after, hops + 1
-        assert ". ".join(found) == f"The number of the {item.question} is {item.expected}"
+        assert ". ".join(found) == f"{item.question} = {item.expected}"
         # A noun is told before another one refers to it.
         assert [text.index(one) for one in found] == sorted((text.index(one) for one in found), reverse=True)
         seen.add((hops - 1, item.slice.rpartition("hops=")[2]))
@@ -149,7 +161,7 @@ def test_two_tasks_of_one_kind_share_no_item() -> None:
     ("kind", "tokens", "message"),
     [
         ("tool-call", 128, r"tool-call/7/0 takes \d+ tokens without any filler, of 128 context_tokens"),
-        ("multi-value", 420, r"leaves \d+ to what is read back"),
+        ("multi-value", 380, r"leaves \d+ to what is read back"),
         ("recall", 8192, r"need more than the 434 entries .* write at most \d+"),
     ],
 )

@@ -10,32 +10,33 @@ from kvassay.core.tasks.keyed import Keyed
 from kvassay.core.tasks.prose import sentences
 from kvassay.core.tasks.script import Entry, Facts, Script, ascending_positions
 from kvassay.core.tasks.settings import TaskSettings
-from kvassay.core.tasks.words import NOUNS
 
 EXAMPLES = 2
 """Worked examples before the question, about sentences of the same context."""
 MOST_OPERAND = 9
+VARIABLES = tuple("BCDEFGHJKLMNPQRSTUVWXYZ")
+"""Capital letters that are no English word."""
 
 
 def variable_tracking(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
-    """Nouns whose number is that of another noun, whose number is given; the asked one is followed hop by hop.
+    """Variables that are another variable or a number; the asked one is followed to its number, hop by hop.
 
-    A noun's sentence stands after that of the noun which it refers to, as an assignment does.
+    A variable's sentence stands after that of the variable which it names, as an assignment does.
     """
     hops = int(facts["hops"])
-    words = draws.shuffled("words", NOUNS)[: (EXAMPLES + 1) * (hops + 1)]
-    chains = [words[start : start + hops + 1] for start in range(0, len(words), hops + 1)]
+    names = draws.shuffled("names", VARIABLES)[: (EXAMPLES + 1) * (hops + 1)]
+    chains = [names[start : start + hops + 1] for start in range(0, len(names), hops + 1)]
     numbers = list(islice(draws.integers("numbers", 1000, 9999), len(chains)))
     asked, *examples = [_followed(chain, number) for chain, number in zip(chains, numbers, strict=True)]
-    said = f"The number of the {chains[0][-1]} is"
+    said = f"{chains[0][-1]} ="
 
     def filler(nouns: Sequence[str]) -> Iterator[str]:
-        return sentences(draws, words)
+        return sentences(draws, ())
 
     return Script(
         question=chains[0][-1],
         expected=asked.removeprefix(f"{said} "),
-        heading="A text with numbers in it.\n\n",
+        heading="A text with variables in it.\n\n",
         entries=tuple(
             Entry(position, f"{sentence}. ")
             for which, (chain, number) in enumerate(zip(chains, numbers, strict=True))
@@ -43,7 +44,7 @@ def variable_tracking(draws: Draws, settings: TaskSettings, facts: Facts) -> Scr
                 ascending_positions(draws, str(which), hops + 1), _assignments(chain, number), strict=True
             )
         ),
-        ask="\n\nThe numbers found:\n" + "".join(f"{one}.\n" for one in examples) + said,
+        ask="\n\nEach variable followed to its number:\n" + "".join(f"{one}.\n" for one in examples) + said,
         filler=filler,
     )
 
@@ -66,12 +67,11 @@ def arithmetic(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
 
 
 def _assignments(chain: Sequence[str], number: int) -> list[str]:
-    links = [f"The number of the {later} is that of the {sooner}" for sooner, later in pairwise(chain)]
-    return [f"The number of the {chain[0]} is {number}", *links]
+    return [f"{chain[0]} = {number}", *(f"{later} = {sooner}" for sooner, later in pairwise(chain))]
 
 
 def _followed(chain: Sequence[str], number: int) -> str:
-    """From the last noun of a chain to its number."""
+    """From the last variable of a chain to its number: `M = P. P = 4821`."""
     return ". ".join(reversed(_assignments(chain, number)))
 
 

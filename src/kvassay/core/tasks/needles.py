@@ -12,9 +12,10 @@ from kvassay.core.tasks.keyed import Keyed
 from kvassay.core.tasks.prose import sentences
 from kvassay.core.tasks.script import Entry, Facts, Script, ascending_positions, asked_position
 from kvassay.core.tasks.settings import TaskSettings
-from kvassay.core.tasks.words import COMMON_WORDS, NOUNS, RARE_WORDS
+from kvassay.core.tasks.words import COMMON_WORDS, RARE_WORDS
 
 VALUES = {"common": COMMON_WORDS, "rare": RARE_WORDS}
+THINGS = ("number", "code", "year", "price")
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 COPY_KEYS = 4
 """Nouns with words in one context."""
@@ -105,27 +106,26 @@ def rare_copy(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
 
 
 def multi_value(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
-    """Sentences that give a noun several numbers, counted; all of them, after those of another noun."""
+    """Several numbers of one thing, counted, among as many of another; all of the one, after all of the other."""
     assert settings.values is not None
-    words = draws.shuffled("words", NOUNS)[:2]
+    things = draws.shuffled("things", THINGS)[:2]
     drawn = draws.integers("numbers", 1000, 9999)
     said = [
-        [f"he {ordinal} secret number of the {word} is {next(drawn)}" for ordinal in ORDINALS[: settings.values]]
-        for word in words
+        [f"he {ordinal} secret {thing} is {next(drawn)}" for ordinal in ORDINALS[: settings.values]] for thing in things
     ]
     asked, example = (f"T{', t'.join(several)}" for several in said)
-    begun = f"The {ORDINALS[0]} secret number of the {words[0]} is"
+    begun = f"The {ORDINALS[0]} secret {things[0]} is"
     return Script(
-        question=words[0],
+        question=things[0],
         expected=asked.removeprefix(f"{begun} "),
-        heading="A text with secret numbers in it.\n\n",
+        heading="A text with secrets in it.\n\n",
         entries=tuple(
             Entry(position, f"T{sentence}. ")
-            for word, several in zip(words, said, strict=True)
-            for position, sentence in zip(ascending_positions(draws, word, len(several)), several, strict=True)
+            for thing, several in zip(things, said, strict=True)
+            for position, sentence in zip(ascending_positions(draws, thing, len(several)), several, strict=True)
         ),
         ask=f"\n\nThe text again:\n{example}.\n{begun}",
-        filler=partial(_prose, draws, words),
+        filler=partial(_prose, draws, things),
     )
 
 

@@ -14,6 +14,16 @@ RECORDS = 4
 """Nouns with a record or a call in one context."""
 COLOURS = ("black", "blue", "brown", "green", "grey", "orange", "pink", "purple", "red", "white", "yellow")
 CALL_WORDS = {
+    "tool": (
+        "set_alarm",
+        "open_door",
+        "play_music",
+        "book_table",
+        "find_route",
+        "send_mail",
+        "read_page",
+        "buy_ticket",
+    ),
     "first argument": ("room", "place", "floor", "shelf", "corner", "street"),
     "place": ("attic", "cellar", "hallway", "kitchen", "library", "office", "pantry", "studio", "workshop", "garage"),
     "second argument": ("minutes", "level", "count", "weight", "speed", "price"),
@@ -41,13 +51,12 @@ def json_record(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
 def tool_call(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
     """Calls that some nouns need, each a tool's name and its arguments in JSON; one is given again."""
     keyed = Keyed(draws, facts, RECORDS)
-    numbers = draws.integers("numbers", 1000, 9999)
     drawn = [iter(draws.shuffled(what, words)) for what, words in CALL_WORDS.items()]
     calls: list[str] = []
     for word in keyed.words:
-        first, place, second = (next(words) for words in drawn)
+        tool, first, place, second = (next(words) for words in drawn)
         arguments = {first: place, second: draws.integer(f"amount/{word}", 2, 99)}
-        calls.append(json.dumps({"name": f"tool_{next(numbers)}", "arguments": arguments}))
+        calls.append(json.dumps({"name": tool, "arguments": arguments}))
     return keyed.script(
         "A text with calls of tools in it.",
         [f"The call for the {word} is {call}" for word, call in zip(keyed.words, calls, strict=True)],
