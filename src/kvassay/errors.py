@@ -5,6 +5,9 @@ The command line turns every `KvassayError` into one line on stderr and exit cod
 
 from __future__ import annotations
 
+KEPT = "what was measured is kept as an aborted pack"
+"""Begins a note of an error that ended a run after rows were measured; the path follows."""
+
 
 class KvassayError(Exception):
     """Base of every error that a user can cause and mend."""
@@ -76,6 +79,10 @@ class WorkloadError(KvassayError):
 
 class PackError(KvassayError):
     """An evidence pack or output folder that cannot be written, read or trusted."""
+
+
+class SearchError(KvassayError):
+    """A search for a format that cannot begin: no format left, a budget below the least, a file of another model."""
 
 
 class CapacityError(KvassayError):

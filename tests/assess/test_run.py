@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvassay.assess.levels.documents import DocumentLevel
 from kvassay.assess.run import plan_assessment, run_assessment
 from kvassay.cli.app import run
 from kvassay.core.contract import parse_contract
@@ -162,14 +164,14 @@ def test_r35_r36_r113_the_record_names_versions_hardware_and_sources(pack) -> No
     assert content.subject["model"]["weights_sha256"]
 
 
-def test_numeric_level_has_every_arm_layer_and_side(pack) -> None:
+def test_r94_numeric_level_has_every_arm_layer_head_and_side(pack) -> None:
     _, content = pack
     rows = content.tables.tensors.to_pylist()
-    found = {(row["arm"], row["layer"], row["substituted"]) for row in rows}
-    expected = {
-        (arm.name, layer, side) for arm in content.arms for layer in (0, 1) for side in ("keys", "values", "both")
-    }
-    assert found == expected
+    found = [(row["arm"], row["layer"], row["head"], row["substituted"]) for row in rows]
+    sides = ("keys", "values", "both")
+    expected = itertools.product([arm.name for arm in content.arms], (0, 1), (0, 1), sides)
+    assert sorted(found) == sorted(expected)
+    assert {row["document"] for row in rows} == {document["id"] for document in content.subject["numeric"]["documents"]}
 
 
 def test_the_same_run_gives_the_same_rows_and_verdicts(pack, tiny_folder, contract_toml, tmp_path) -> None:
@@ -273,14 +275,50 @@ def test_an_unwritable_place_is_refused_before_the_model_is_read(tiny_folder, co
         run_assessment("missing-model", parse_contract(contract_toml), contract_toml, tmp_path / "file" / "out")
 
 
-def test_a_interrupted_run_leaves_nothing(tiny_folder, contract_toml, tmp_path, monkeypatch) -> None:
-    def interrupt(*arguments):
-        raise KeyboardInterrupt
+def broken_off(monkeypatch, error: BaseException, document: int) -> None:
+    """The run ends with `error` at this document of the verdict, before its rows."""
+    original = DocumentLevel.measure
 
-    monkeypatch.setattr("kvassay.assess.run.tensor_rows", interrupt)
+    def measure(self, subject, unit, sink, *, pilot=False):
+        if unit is self.units[document]:
+            raise error
+        original(self, subject, unit, sink, pilot=pilot)
+
+    monkeypatch.setattr(DocumentLevel, "measure", measure)
+
+
+def test_a_run_that_is_interrupted_before_any_row_leaves_nothing(
+    tiny_folder, contract_toml, tmp_path, monkeypatch
+) -> None:
+    broken_off(monkeypatch, KeyboardInterrupt(), 0)
     with pytest.raises(KeyboardInterrupt):
         run_assessment(str(tiny_folder), parse_contract(contract_toml), contract_toml, tmp_path / "out")
     assert nothing_written(tmp_path)
+
+
+def test_an_aborted_run_leaves_its_rows_unjudged_and_a_later_one_names_it(
+    pack, tiny_folder, contract_toml, tmp_path, monkeypatch, capsys
+) -> None:
+    (tmp_path / "c.toml").write_text(contract_toml)
+    command = ["assess", str(tiny_folder), "--contract", str(tmp_path / "c.toml"), "--out"]
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    with monkeypatch.context() as patch:
+        broken_off(patch, NonFiniteError("values of layer 1: entries hold 1 NaN"), 3)
+        assert run([*command, first]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.endswith(f"entries hold 1 NaN; what was measured is kept as an aborted pack: {first}")
+    assert not list(tmp_path.glob(".*"))
+    assert run(["verify", first]) == 3
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("ABORTED, and nothing was judged: the run was aborted in stage documents after 3 of 20 doc")
+    assert "NonFiniteError: values of layer 1: entries hold 1 NaN" in said
+
+    assert run([*command, second, "--after", first, "--json"]) == pack[0].verdicts.exit_code
+    result = json.loads(capsys.readouterr().out)
+    root = json.loads((tmp_path / "first" / "manifest.json").read_text())["root"]
+    assert [(each["root"], each["aborted"]) for each in result["after"]] == [(root, True)]
+    assert run(["verify", second, "--root", result["root"]]) == 0
+    assert "names 1 earlier run under its contract, 1 of them aborted" in capsys.readouterr().out
 
 
 TASK_ONLY = """

@@ -17,6 +17,7 @@ from kvassay.errors import GeometryError
 from kvassay.formats import quantizer
 from kvassay.measures.cache_fill import synthetic_config
 from tests.cache.test_attention_paths import causal, defined, draw
+from tests.cache.test_operations import DIM, HEADS, WINDOW, small_config
 
 LATENT = LayerGeometry(kv_heads=1, head_dim=576, value_dim=512)
 QUERY_HEADS = 16
@@ -192,3 +193,18 @@ def test_b42_a_rotation_is_undone_on_every_path(path, forgets) -> None:
         held = cache.layers[0].keys
         assert (float((held[:, :, :200] - new[0]).abs().max()) < 0.05) != (forgets and "had" in text)
     assert (float((outs[0] - outs[1]).abs().max()) < 5e-3) != forgets
+
+
+@pytest.mark.parametrize("text", ["f32", "int8-token-head", "k=int4:channel4,v=int4:group16,recent=4,sinks=1"])
+def test_a_sliding_layer_shows_what_it_recorded_and_crops_to_it(text) -> None:
+    cache = QuantizedCache(small_config(), text)
+    cache.activate_past_recording()
+    states = torch.randn(2, HEADS, WINDOW + 20, DIM)
+    sliding = cache.layers[1]
+    sliding.update(states, states)
+    assert sliding.keys.shape[2] == sliding.values.shape[2] == WINDOW + 20
+    assert torch.allclose(sliding.keys, states, atol=0.5)
+    sliding.crop(-30)
+    assert sliding.keys.shape[2] == WINDOW - 10
+    sliding.crop(-WINDOW)
+    assert sliding.keys.numel() == 0

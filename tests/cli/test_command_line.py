@@ -59,11 +59,15 @@ def test_importing_the_package_and_asking_for_help_loads_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["assess", "bytes", "capacity", "formats", "doctor", "verify", "report", "experiment", "scales"]
+    "command",
+    [
+        *("assess", "bytes", "capacity", "compare", "contract", "doctor", "experiment", "find", "formats", "judge"),
+        *("judge-logs", "plan", "report", "scales", "verify"),
+    ],
 )
 def test_every_command_explains_itself(command, capsys) -> None:
     assert run([command, "--help"]) == 0
-    assert "--json" in capsys.readouterr().out or command in ("experiment", "scales")
+    assert "--json" in capsys.readouterr().out or command in ("contract", "experiment", "scales")
 
 
 def test_bytes_json_equals_the_table(tmp_path, capsys) -> None:
@@ -126,6 +130,11 @@ def test_formats_lists_every_method_with_its_examples(capsys) -> None:
         (["verify", "MISSING"], "MISSING"),
         (["report", "MISSING", "--out", "x.html"], "MISSING"),
         (["assess", "MODEL", "--contract", "MISSING"], "MISSING"),
+        (["plan", "MODEL", "--contract", "MISSING"], "MISSING"),
+        (["judge", "MISSING"], "MISSING"),
+        (["compare", "MISSING", "MISSING"], "MISSING"),
+        (["judge-logs", "MISSING", "MISSING", "--task", "t", "--margin", "0.01"], "MISSING"),
+        (["contract", "check", "MISSING"], "MISSING"),
         (["assess", "MODEL"], "kvassay assess needs --contract (see kvassay assess --help)"),
         (["assess", "MODEL", "--contract"], "kvassay assess needs a value for --contract (see kvassay assess --help)"),
         (["formats", "kivi-4"], "kvassay formats takes no 'kivi-4' (see kvassay formats --help)"),

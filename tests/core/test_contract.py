@@ -26,6 +26,26 @@ def test_defaults_are_part_of_the_hash_and_layout_is_not() -> None:
     assert parse_contract(MINIMAL + KL).sha256 == parse_contract(spelt_out).sha256
 
 
+LEVELS = {
+    "fidelity.kl_mean": KL,
+    "free_running.diverged": "[free_running.diverged]\nmax_rate = 0.2\n",
+    "numeric.output_relative": "[numeric.output_relative]\nmax = 0.1\n",
+    "task.arithmetic": "[task.arithmetic]\nmargin = 0.1\n",
+    "bytes.persistent_per_token_max": "[bytes]\npersistent_per_token_max = 1000\n",
+}
+
+
+def test_each_level_is_a_contract_alone_and_all_are_one_together() -> None:
+    for name, clause in LEVELS.items():
+        alone = parse_contract(MINIMAL + clause)
+        assert alone.clause_names == (name,)
+        assert alone.needs_run is (not name.startswith("bytes"))
+    assert parse_contract(MINIMAL + "".join(LEVELS.values())).clause_names == tuple(LEVELS)
+    with pytest.raises(ContractError) as refused:
+        parse_contract(MINIMAL)
+    assert all(f"[{name.partition('.')[0]}" in str(refused.value) for name in LEVELS)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -14,6 +14,11 @@ import pytest
 from kvassay.cli.app import app, run
 
 ROOT = Path(__file__).parents[2]
+LOGS = {
+    "REFERENCE": str(ROOT / "tests" / "golden" / "suite_logs" / "samples_words_choice_f32.jsonl"),
+    "CANDIDATE": str(ROOT / "tests" / "golden" / "suite_logs" / "samples_words_choice_kivi-4.jsonl"),
+    "NAME": "words_choice",
+}
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -51,7 +56,7 @@ def test_every_command_is_documented() -> None:
 def test_every_command_of_a_command_is_documented() -> None:
     shown = {tuple(arguments[:2]) for arguments in kvassay_commands(ROOT / "README.md")}
     below = {(name, each) for name in app if not name.startswith("-") for each in app[name] if not each.startswith("-")}
-    assert {("scales", "show"), ("scales", "write"), ("formats", "show")} <= below
+    assert {("scales", "show"), ("contract", "init"), ("formats", "show")} <= below
     assert below <= shown
 
 
@@ -73,10 +78,11 @@ def test_readme_commands_run_as_written(tiny_folder, contract_toml, tmp_path, mo
     root = ""
     for arguments in kvassay_commands(ROOT / "README.md"):
         model = {"path/to/model": str(tiny_folder), "smollm2-135m": str(tiny_folder), "ROOT": root}
-        filled = [model.get(argument, argument) for argument in arguments]
+        filled = [{**model, **LOGS}.get(argument, argument) for argument in arguments]
         code = run(filled)
         captured = capsys.readouterr()
-        assert code in ((0, 1, 3) if arguments[0] == "assess" else (0,)), (arguments, captured.err)
+        judging = arguments[0] in ("assess", "find", "judge", "judge-logs")
+        assert code in ((0, 1, 3) if judging else (0,)), (arguments, captured.err)
         if "evidence" in filled and arguments[0] == "assess":
             root = json.loads((tmp_path / "evidence" / "manifest.json").read_text())["root"]
     assert (tmp_path / "report.html").is_file()

@@ -45,7 +45,9 @@ def test_product_equals_reference_on_any_finite_array(x: F64, name: str) -> None
     stored, reference = product_and_reference(x, name)
     assert stored.codes.min() >= -127
     steps = np.abs(reference.decoded - x) / reference.scales.astype(np.float64)
-    assert steps.max() <= 0.5 + 1e-12
+    # Below float32's normal numbers the scale itself is rounded by more than the bound knows of (R76).
+    normal = np.broadcast_to(reference.scales >= np.finfo(np.float32).tiny, x.shape)
+    assert steps[normal].max(initial=0) <= 0.5 + 1e-12
 
 
 @BOTH

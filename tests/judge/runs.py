@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,11 +42,15 @@ def contract(text: str = "", order: Sequence[str] = ("int8-token-head",), **fiel
     names = ", ".join(f'"{name}"' for name in order)
     multiplicity = fields.pop("multiplicity", "fixed-sequence")
     scored_tokens = fields.pop("scored_tokens", SCORED_TOKENS + 1)
+    more = "".join(
+        f"{key} = {json.dumps(fields.pop(key))}\n" for key in ("corpus", "documents", "scored") if key in fields
+    )
+    pilot = f"pilot_documents = {fields.pop('pilot_documents')}\n" if "pilot_documents" in fields else ""
     assert not fields, fields
     return parse_contract(
         f'schema = "kvassay.contract/1"\nname = "test"\n[candidates]\norder = [{names}]\n'
-        f'multiplicity = "{multiplicity}"\n[inference]\nbootstrap_replicates = 2000\n'
-        f"[text]\nprompt_tokens = {PROMPT_TOKENS}\nscored_tokens = {scored_tokens}\n{clauses}"
+        f'multiplicity = "{multiplicity}"\n[inference]\nbootstrap_replicates = 2000\n{pilot}'
+        f"[text]\nprompt_tokens = {PROMPT_TOKENS}\nscored_tokens = {scored_tokens}\n{more}{clauses}"
     )
 
 
@@ -102,6 +107,8 @@ def with_tokens(
         columns["reverse_kl_nats"] += kl.tolist()
         columns["nll_reference_nats"] += nll.tolist()
         columns["nll_candidate_nats"] += (nll + kl).tolist()
+        columns["reference_top1_nats"] += np.minimum(nll, texts.gamma(2.0, 0.4, SCORED_TOKENS)).tolist()
+        columns["top10_overlap"] += np.clip(1 - kl, 0, 1).round(1).tolist()
         columns["top1_agrees"] += (kl < 0.5).tolist()
         columns["stored_reads"] += [reads] * SCORED_TOKENS
     run.tokens = columns

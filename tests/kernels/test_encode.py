@@ -62,6 +62,16 @@ def test_codes_are_those_of_the_twin(codec, magnitude) -> None:
         assert same(spec, values.to(dtype))
 
 
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("place", [0, 1, 17, 95])
+def test_a_zero_minimum_has_one_sign_wherever_it_stands(codec, place) -> None:
+    values = torch.zeros(1, 1, 2, 96)
+    values[..., place] = -0.0
+    values[..., 1, 50] = 3.0
+    assert same(spec_of(codec), values)
+    assert same(spec_of(codec), -values.clamp_max(0))
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     codec=st.sampled_from(CODECS),

@@ -33,13 +33,28 @@ def test_r52_kl_nll_and_agreement_equal_a_float64_calculation(positions) -> None
     torch.testing.assert_close(found.reverse_kl_nats.double(), (q.exp() * (q - p)).sum(-1), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(found.nll_reference_nats.double(), -p[range(positions), targets], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.nll_candidate_nats.double(), -q[range(positions), targets], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.reference_top1_nats.double(), -p.max(-1).values, atol=1e-5, rtol=1e-5)
+    assert bool((found.reference_top1_nats <= found.nll_reference_nats).all())
     assert torch.equal(found.top1_agrees, p.argmax(-1) == q.argmax(-1))
+    tens = [set(row.topk(10).indices.tolist()) for row in p], [set(row.topk(10).indices.tolist()) for row in q]
+    shared = [len(mine & theirs) / 10 for mine, theirs in zip(*tens, strict=True)]
+    torch.testing.assert_close(found.top10_overlap.double(), torch.tensor(shared).double(), atol=1e-6, rtol=0)
+    assert min(shared) < 1
 
 
 def test_equal_distributions_have_exactly_zero_divergence() -> None:
     found = compare_distributions(linear_head(), hidden(200, 3), {"same": hidden(200, 3)}, torch.zeros(200, dtype=int))
     assert float(found["same"].kl_nats.abs().max()) == 0.0
     assert bool(found["same"].top1_agrees.all())
+    assert found["same"].top10_overlap.tolist() == [1.0] * 200
+
+
+def test_a_vocabulary_of_fewer_than_ten_tokens_overlaps_wholly() -> None:
+    def head(part: torch.Tensor) -> torch.Tensor:
+        return part[:, :7]
+
+    found = compare_distributions(head, hidden(5, 3), {"other": hidden(5, 4)}, torch.zeros(5, dtype=int))["other"]
+    assert found.top10_overlap.tolist() == [1.0] * 5
 
 
 def test_a_non_finite_arm_stays_visible_and_harms_no_other() -> None:
@@ -49,7 +64,8 @@ def test_a_non_finite_arm_stays_visible_and_harms_no_other() -> None:
     found = compare_distributions(
         linear_head(), hidden(10, 3), {"broken": broken, "fine": hidden(10, 5)}, torch.zeros(10, dtype=int)
     )
-    assert torch.isnan(found["broken"].kl_nats).tolist() == [index == 3 for index in range(10)]
+    for values in (found["broken"].kl_nats, found["broken"].top10_overlap):
+        assert torch.isnan(values).tolist() == [index == 3 for index in range(10)]
     assert bool(torch.isfinite(found["fine"].kl_nats).all())
 
 

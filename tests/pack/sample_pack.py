@@ -110,7 +110,9 @@ def token_rows(arm: str, document: int) -> dict[str, Any]:
         "reverse_kl_nats": kl * 1.05,
         "nll_reference_nats": nll_reference,
         "nll_candidate_nats": nll_reference + kl * rng.normal(1.0, 0.1, 6),
+        "reference_top1_nats": nll_reference / 2,
         "top1_agrees": kl < 0.5,
+        "top10_overlap": np.clip(1 - kl, 0, 1).round(1),
         "stored_reads": 0 if arm == "reference" else 65,
     }
 
@@ -139,18 +141,22 @@ def item_rows(arm: str) -> dict[str, Any]:
 
 
 def tensor_rows(arm: str) -> dict[str, Any]:
+    """One document, 3 layers of 2 heads; scores of the last layer's second head were not measured."""
+    sides = ("keys", "values", "both")
+    figures: dict[str, Any] = {
+        f"{part}_{kind}": 0.25 * (part != "score")
+        for part in ("reconstruction", "score", "weight", "output")
+        for kind in ("rmse", "max_abs", "relative")
+    }
     return {
         "arm": arm,
         "document": "doc-00",
-        "layer": np.arange(3),
-        "substituted": "both",
-        "reconstruction_rmse": [0.1, 0.2, 0.3],
-        "reconstruction_relative": [0.01, 0.02, 0.03],
-        "score_max_abs": [1.0, 2.0, None],
-        "weight_max_abs": None,
-        "output_max_abs": 0.5,
-        "output_rmse": 0.25,
-        "output_relative": 0.125,
+        "layer": np.repeat(np.arange(3), 6),
+        "head": np.tile(np.repeat(np.arange(2), 3), 3),
+        "substituted": list(sides) * 6,
+        **figures,
+        "score_rmse": [0.0] * 17 + [None],
+        "stored_reads": 0 if arm == "reference" else 65,
     }
 
 
@@ -165,7 +171,12 @@ def subject_record() -> dict[str, Any]:
         }
         for document in range(20)
     ]
-    return {"model": "sample", "geometry": GEOMETRY.model_dump(mode="json"), "corpus": {"documents": documents}}
+    return {
+        "model": "sample",
+        "geometry": GEOMETRY.model_dump(mode="json"),
+        "corpus": {"documents": documents},
+        "numeric": {"documents": documents[:1]},
+    }
 
 
 def write_rows(pack: PackWriter) -> None:

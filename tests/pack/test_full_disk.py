@@ -32,7 +32,7 @@ def rows(count):
     return {
         "arm": "q8_0", "slice": "all", "document": "d", "position": np.arange(count), "token_id": 1, "kl_nats": noise,
         "reverse_kl_nats": noise, "nll_reference_nats": noise, "nll_candidate_nats": noise, "top1_agrees": True,
-        "stored_reads": 1,
+        "reference_top1_nats": noise, "top10_overlap": 1.0, "stored_reads": 1,
     }
 
 def main(out, num_rows, text_nbytes):

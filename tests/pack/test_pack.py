@@ -50,12 +50,13 @@ def test_what_is_written_is_read(whole_pack: tuple[Path, PackManifest]) -> None:
     assert isinstance(content.verdicts, Verdicts)
     assert content.tables.tokens.num_rows == 4 * 20 * 6
     assert content.tables.items.num_rows == 4 * 40
-    assert content.tables.tensors.num_rows == 4 * 3
-    assert content.tables.tensors.column("score_max_abs").null_count == 4
+    assert content.tables.tensors.num_rows == 4 * 18
+    assert content.tables.tensors.column("score_rmse").null_count == 4
     assert manifest.row_counts == {
         "tokens": dict.fromkeys(MEAN_KL_NATS, 120),
         "items": dict.fromkeys(MEAN_KL_NATS, 40),
-        "tensors": dict.fromkeys(MEAN_KL_NATS, 3),
+        "tensors": dict.fromkeys(MEAN_KL_NATS, 18),
+        "generations": {},
     }
     assert set(manifest.files) == {*REQUIRED_FILES, "report.html", "charts/frontier.json"}
     assert set(content.table_contracts.values()) == {contract.sha256}

@@ -23,6 +23,7 @@ from kvassay.errors import PackError
 from kvassay.judge import judge
 from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import read_pack
+from kvassay.pack.tables import TABLE_COLUMNS
 from kvassay.pack.verify import verify_pack
 from tests.pack.sample_pack import CONTRACT_TOML, GEOMETRY
 from tests.pack.tampering import edit, edit_rows, flip_byte, load, rehash, store
@@ -140,7 +141,7 @@ def test_an_edited_margin_with_every_hash_and_source_made_to_fit_is_caught_by_ju
     (pack / "contract.toml").write_text(margin)
     store(pack, "contract.json", contract.to_json())
     edit(pack, "verdicts.json", lambda verdicts: verdicts.update(contract_sha256=contract.sha256))
-    for table in ("tokens", "items", "tensors"):
+    for table in TABLE_COLUMNS:
         edit_rows(pack, table, lambda rows: rows, contract.sha256)
     rehash(pack)
     assert failing(pack) == {"rejudge"}

@@ -23,7 +23,7 @@ from kvassay.judge import judge
 from kvassay.pack.reader import ArmLedgers, PackContent, read_pack
 from kvassay.pack.writer import PackWriter
 
-DOCUMENTS, POSITIONS, ITEMS, LAYERS = 24, 12, 60, 12
+DOCUMENTS, POSITIONS, ITEMS, LAYERS, HEADS = 24, 12, 60, 12, 3
 PROMPT_TOKENS = 256
 
 CONTRACT_TOML = """# margins reasoned in docs
@@ -71,7 +71,7 @@ ROLES: Mapping[str, Role] = {"kivi-2,recent=32": Role.CANARY, "f32 again 1": Rol
 GEOMETRY = CacheGeometry(
     model_type="llama",
     query_heads=9,
-    layers=tuple(LayerGeometry(kv_heads=3, head_dim=64, value_dim=64) for _ in range(LAYERS)),
+    layers=tuple(LayerGeometry(kv_heads=HEADS, head_dim=64, value_dim=64) for _ in range(LAYERS)),
     max_context=8192,
 )
 TOKENS = 512
@@ -124,7 +124,9 @@ def token_rows(arm: str, name: str, document: int, slices: int) -> dict[str, Any
         "reverse_kl_nats": kl * 1.05,
         "nll_reference_nats": nll_reference,
         "nll_candidate_nats": nll_reference + kl * rng.normal(0.5, 0.1, POSITIONS),
+        "reference_top1_nats": nll_reference / 2,
         "top1_agrees": kl < 0.05,
+        "top10_overlap": np.clip(1 - kl, 0, 1).round(1),
         "stored_reads": 0 if arm in ROLES and ROLES[arm] is Role.REFERENCE_AGAIN else PROMPT_TOKENS - 128,
     }
 
@@ -155,21 +157,23 @@ def item_rows(arm: str, name: str) -> dict[str, Any]:
 
 def tensor_rows(arm: str, name: str) -> dict[str, Any]:
     sides = ("keys", "values", "both")
-    layers = np.repeat(np.arange(LAYERS), len(sides))
+    cells = LAYERS * HEADS * len(sides)
     size = MEAN_KL_NATS[arm] ** 0.5
-    relative = size * np.random.default_rng(list(MEAN_KL_NATS).index(arm)).gamma(2.0, 0.2, len(layers))
+    relative = size * np.random.default_rng(list(MEAN_KL_NATS).index(arm)).gamma(2.0, 0.2, cells)
+    weights = {"reconstruction": 0.5, "score": 4.0, "weight": 0.2, "output": 1.0}
+    figures = {
+        f"{part}_{kind}": relative * weight * share
+        for part, weight in weights.items()
+        for kind, share in (("rmse", 0.1), ("max_abs", 1.5), ("relative", 1.0))
+    }
     return {
         "arm": name,
         "document": "doc-00",
-        "layer": layers,
-        "substituted": list(sides) * LAYERS,
-        "reconstruction_rmse": relative * 0.3,
-        "reconstruction_relative": relative * 0.5,
-        "score_max_abs": relative * 4,
-        "weight_max_abs": relative * 0.2,
-        "output_max_abs": relative * 1.5,
-        "output_rmse": relative * 0.1,
-        "output_relative": relative,
+        "layer": np.repeat(np.arange(LAYERS), HEADS * len(sides)),
+        "head": np.tile(np.repeat(np.arange(HEADS), len(sides)), LAYERS),
+        "substituted": list(sides) * (LAYERS * HEADS),
+        **figures,
+        "stored_reads": 0 if ROLES.get(arm) is Role.REFERENCE_AGAIN else 1000,
     }
 
 

@@ -15,7 +15,10 @@ from kvassay.report import render_report
 from kvassay.report.ledger_tables import OWNER_WORDS
 from tests.report.page_parts import Page, parse_page
 
-SECTIONS = ["answer", "frontier", "clauses", "slices", "worst", "numeric", "ledger", "plan", "limits", "origin"]
+SECTIONS = [
+    *("answer", "frontier", "clauses", "slices", "free-running", "worst"),
+    *("numeric", "ledger", "plan", "limits", "origin"),
+]
 
 
 def joined(text: str) -> str:
@@ -49,6 +52,7 @@ def test_verdict_words_and_symbols_stand_beside_the_colour(page: Page) -> None:
 def test_every_figure_of_every_clause_is_on_the_page_exactly(content: PackContent, page: Page) -> None:
     """R54, R55, R57: n, estimate, bounds, limit, method and reason of each clause, none left to an aggregate."""
     shown, text = page.data_values(), joined(page.by_id("clauses").text)
+    slices = joined(page.by_id("slices").text)
     outcomes = {clause.outcome for verdict in content.verdicts.formats for clause in verdict.clauses}
     assert outcomes >= {Outcome.MET, Outcome.BREACHED, Outcome.INCONCLUSIVE, Outcome.NOT_MEASURED}
     for verdict in content.verdicts.formats:
@@ -59,6 +63,9 @@ def test_every_figure_of_every_clause_is_on_the_page_exactly(content: PackConten
             for figure in (clause.estimate, clause.lower, clause.upper, clause.limit):
                 assert figure is None or repr(figure) in shown
             assert str(clause.n) in shown
+            if clause.slice != "all" and clause.details["descriptive"]:
+                assert joined(clause.slice) in slices
+                continue
             assert joined(clause.reason) in text
             assert clause.method in text
             for name, value in clause.details.items():
@@ -69,7 +76,7 @@ def test_every_figure_of_every_clause_is_on_the_page_exactly(content: PackConten
 
 def test_task_loss_turns_the_sign_and_the_bounds(content: PackContent, page: Page) -> None:
     (verdict,) = [v for v in content.verdicts.formats if v.arm == "int4-g32"]
-    (clause,) = [c for c in verdict.clauses if c.clause == "task.recall"]
+    (clause,) = [c for c in verdict.clauses if c.clause == "task.recall" and c.slice == "all"]
     assert clause.estimate is not None
     assert clause.lower is not None
     assert clause.upper is not None
@@ -143,8 +150,8 @@ def test_the_worst_leads(content: PackContent, page: Page) -> None:
         key=lambda row: row["output_relative"],
     )
     first = next(row for row in page.table_rows() if row[0] == "keys and values")
-    assert first[1] == str(largest["layer"])
-    assert first[2] == f"{largest['output_relative']:.2f}"
+    assert first[1:4] == [str(largest["layer"]), str(largest["head"]), largest["document"]]
+    assert first[4] == f"{largest['output_relative']:.2f}"
 
 
 def test_the_diverging_token_is_marked_and_an_equal_one_is_not(page: Page) -> None:
@@ -205,7 +212,7 @@ def test_what_is_not_proved_follows_from_the_pack(content: PackContent, page: Pa
         "Free-running generation",
         "Capacity, latency and throughput were not measured",
         "Tried: Linux-6.1-x86_64",
-        "no bound on the change of log likelihood",
+        "no bound on the mean of the reverse KL, the change of log likelihood of the text, agreement of",
     ):
         assert words in text
     without = joined(parse_page(render_report(empty)).by_id("limits").text)
@@ -226,7 +233,7 @@ def test_absent_fields_say_so_and_never_zero(bare: PackContent) -> None:
     ):
         assert names[name] == "not recorded", name
     text = joined(found.by_id("plan").text)
-    assert "Pilot: not recorded documents, not recorded items." in text
+    assert "Pilot: not recorded documents, not recorded items, not recorded prompts." in text
     assert "Planned sample sizes and power: not recorded." in text
     assert "Worst examples: not recorded." in joined(found.by_id("worst").text)
     assert "May this model use a smaller KV cache?" in joined(found.by_id("answer").text)

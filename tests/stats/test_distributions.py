@@ -36,6 +36,20 @@ def test_clopper_pearson(table, alpha):
     assert (lower, upper) == pytest.approx((two_sided.low, two_sided.high))
 
 
+@pytest.mark.parametrize(
+    ("events", "trials", "lower", "upper"),
+    [
+        (0, 24, 0.0, 0.11734615615494876),
+        (3, 24, 0.03495333483371806, 0.2922731965079894),
+        (1, 150, 0.000341896835868565, 0.03123381692094288),
+    ],
+)
+def test_clopper_pearson_against_statsmodels(events, trials, lower, upper):
+    """statsmodels 0.15.0: proportion_confint(events, trials, alpha=0.1, method="beta")."""
+    assert binomial_lower_bound(events, trials, 0.05) == pytest.approx(lower, rel=1e-9)
+    assert binomial_upper_bound(events, trials, 0.05) == pytest.approx(upper, rel=1e-9)
+
+
 def test_rule_of_three():
     assert binomial_upper_bound(0, 24, 0.05) == pytest.approx(1 - 0.05 ** (1 / 24))
 

@@ -111,3 +111,40 @@ def test_it_has_power_where_events_are_rare():
         exceedance_bound(values_with(rng, 0.0005), CODES, TAU, 0.01, replicates=500).upper < 0.01 for _ in range(100)
     )
     assert met >= 80
+
+
+def flips(rng: np.random.Generator, rate: float, sigma: float) -> np.ndarray:
+    """0 or 1 by position, whose rate differs by document."""
+    rates = np.minimum(1, rate * np.exp(rng.normal(0, sigma, 24) - sigma**2 / 2))
+    return (rng.random((24, CODES.size // 24)) < rates[:, None]).astype(np.float64).ravel()
+
+
+@pytest.mark.parametrize(("limit", "sigma"), [(0.001, 0.5), (0.002, 0.7), (0.003, 0.7), (0.003, 1.0), (0.01, 0.5)])
+def test_simulated_error_of_a_share_of_flips(limit, sigma):
+    """600 seeded runs, 24 documents, the true rate at the limit: MET and BREACHED each at most 7%."""
+    rng, met, breached, methods = np.random.default_rng(23), 0, 0, set()
+    for seed in range(600):
+        found = exceedance_bound(flips(rng, limit, sigma), CODES, 0.5, limit, replicates=500, seed=seed, binary=True)
+        met += found.upper < limit
+        breached += found.lower > limit
+        methods.add(found.method)
+    assert met / 600 <= 0.07
+    assert breached / 600 <= 0.07
+    assert "filled" in methods or limit > 0.003
+
+
+def test_without_a_flip_ten_are_counted_and_no_more():
+    none = exceedance_bound(np.zeros(CODES.size), CODES, 0.5, 0.01, binary=True)
+    assert (none.estimate, none.lower, none.events, none.method) == (0, 0, 0, "filled")
+    assert 10 / CODES.size < none.upper < 2 * 10 / CODES.size
+    assert none.p_met < 0.05
+
+
+@pytest.mark.parametrize("with_events", range(12))
+def test_more_documents_with_a_flip_never_lower_the_bound_of_flips(with_events):
+    def upper(documents: int) -> float:
+        values = np.zeros((24, CODES.size // 24))
+        values[:documents, 0] = 1
+        return exceedance_bound(values.ravel(), CODES, 0.5, 0.02, binary=True).upper
+
+    assert upper(with_events) <= upper(with_events + 1)

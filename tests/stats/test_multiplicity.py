@@ -18,6 +18,11 @@ def test_holm_published_example():
     assert holm([]) == ()
 
 
+def test_holm_against_statsmodels():
+    """statsmodels 0.15.0: multipletests([.2, .001, .015, .02, .9], method="holm")."""
+    assert holm([0.2, 0.001, 0.015, 0.02, 0.9]) == pytest.approx((0.4, 0.005, 0.06, 0.06, 0.9))
+
+
 @given(p_lists, st.sampled_from([0.01, 0.05, 0.3]))
 def test_holm_rejects_what_the_step_down_rule_rejects(p_values, alpha):
     """The rule as Holm stated it: go up from the smallest, stop at the first above alpha/(remaining)."""

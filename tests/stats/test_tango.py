@@ -56,6 +56,7 @@ def test_the_root_maximises_the_likelihood(n, losses, gains, delta):
     assert score_statistic(n, losses, gains, delta) == pytest.approx(z, rel=1e-4, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(counts, st.sampled_from([0.01, 0.05, 0.2]))
 def test_ends_solve_the_score_equation_and_enclose_the_estimate(table, alpha):
     n, losses, gains = table
@@ -69,6 +70,7 @@ def test_ends_solve_the_score_equation_and_enclose_the_estimate(table, alpha):
         assert score_statistic(n, losses, gains, found.upper) == pytest.approx(-z, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(counts)
 def test_exchanging_the_arms_turns_the_interval_round(table):
     n, losses, gains = table
@@ -76,6 +78,7 @@ def test_exchanging_the_arms_turns_the_interval_round(table):
     assert (found.lower, found.upper) == (-turned.upper, -turned.lower)
 
 
+@settings(deadline=None)
 @given(counts)
 def test_one_more_loss_lowers_both_bounds(table):
     n, losses, gains = table
@@ -86,7 +89,7 @@ def test_one_more_loss_lowers_both_bounds(table):
     assert worse.upper <= found.upper + 1e-12
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(counts, st.integers(-500, 500).map(lambda thousandths: thousandths / 1000))
 def test_z_falls_as_losses_rise_and_rises_with_gains(table, delta):
     """The order of tables that the exact test relies on."""

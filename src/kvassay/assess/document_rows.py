@@ -67,8 +67,8 @@ def run_document(
     return DocumentPasses(ids, prompt_tokens, reference, hidden, passes)
 
 
-def token_rows(scorer: DecodeScorer, passes: DocumentPasses, document: str, slice_name: str) -> list[TokenRows]:
-    """One row a scored position that has a true next token, for every arm."""
+def token_rows(scorer: DecodeScorer, passes: DocumentPasses, document: str, cells: Sequence[str]) -> list[TokenRows]:
+    """One row a scored position that has a true next token, for every arm; `cells` are the rows' `slice` cells."""
     next_ids = passes.token_ids[passes.prompt_tokens + 1 :]
     count = len(next_ids)
     measures = compare_distributions(
@@ -82,7 +82,7 @@ def token_rows(scorer: DecodeScorer, passes: DocumentPasses, document: str, slic
         found = measures[arm.name]
         columns = {
             "arm": [arm.name] * count,
-            "slice": [slice_name] * count,
+            "slice": list(cells),
             "document": [document] * count,
             "position": list(range(passes.prompt_tokens, passes.prompt_tokens + count)),
             "token_id": next_ids.tolist(),

@@ -1,28 +1,39 @@
-"""Numeric level of a run: errors of captured tensors and attention outputs, on one document."""
+"""Rows of the numeric level: errors of one captured document, by arm, layer, KV head and substituted side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from kvassay.assess.arms import PlannedArm
-from kvassay.assess.document_rows import Calibrations, DocumentPasses
+from kvassay.assess.document_rows import Calibrations
 from kvassay.core.format_names import parse_format
 from kvassay.engines.transformers.decode_scorer import DecodeScorer, LayerAttention
-from kvassay.measures.attention_error import AttentionError, MeasuredFormat, attention_errors
+from kvassay.engines.transformers.decode_view import EncodeCounts
+from kvassay.measures.attention_error import CellErrors, Errors, MeasuredFormat, attention_errors
+
+
+class TensorRows(NamedTuple):
+    columns: dict[str, list[Any]]
+    """Of the tensor table."""
+    counts: dict[str, EncodeCounts]
+    """By arm."""
 
 
 def tensor_rows(
     scorer: DecodeScorer,
-    passes: DocumentPasses,
+    token_ids: Sequence[int],
+    prompt_tokens: int,
+    queries: int,
     document: str,
     arms: Sequence[PlannedArm],
     calibrations: Calibrations,
-) -> dict[str, list[Any]]:
-    """Columns of the tensor table: every arm and layer, with keys, values or both replaced."""
-    rows: list[tuple[str, AttentionError]] = []
+) -> TensorRows:
+    """Run a document once over the full-precision cache and measure its last `queries` decode positions."""
+    cells: dict[str, list[CellErrors]] = {arm.name: [] for arm in arms}
+    encoded: dict[str, list[int]] = {arm.name: [0, 0] for arm in arms}
     transforms = {arm.name: scorer.key_transforms(arm.kv_format) for arm in arms}
 
     def measure(observed: LayerAttention) -> None:
@@ -34,17 +45,22 @@ def tensor_rows(
             )
             for arm in arms
         ]
-        errors = attention_errors(observed, formats, scorer.geometry)
-        rows.extend((arm.name, row) for arm, arm_rows in zip(arms, errors, strict=True) for row in arm_rows)
+        errors = attention_errors(observed, formats, scorer.geometry, queries)
+        for arm, found in zip(arms, errors, strict=True):
+            cells[arm.name] += found.cells
+            encoded[arm.name][0] += found.counts.encoded_values
+            encoded[arm.name][1] += found.counts.clipped_values
 
-    scorer.candidate(
-        torch.as_tensor(passes.token_ids), passes.prompt_tokens, passes.reference, parse_format("f32"), observer=measure
-    )
-    rows.sort(key=lambda named: named[0])
+    ids = torch.tensor(token_ids)
+    scorer.candidate(ids, prompt_tokens, scorer.reference(ids), parse_format("f32"), observer=measure)
+    rows = [(name, cell) for name, found in sorted(cells.items()) for cell in found]
     columns: dict[str, list[Any]] = {
         "arm": [name for name, _ in rows],
         "document": [document] * len(rows),
+        **{name: [getattr(cell, name) for _, cell in rows] for name in ("layer", "head", "substituted")},
     }
-    for field in AttentionError._fields:
-        columns[field] = [getattr(row, field) for _, row in rows]
-    return columns
+    for part in ("reconstruction", "score", "weight", "output"):
+        for figure in Errors._fields:
+            columns[f"{part}_{figure}"] = [getattr(getattr(cell, part), figure) for _, cell in rows]
+    columns["stored_reads"] = [cell.stored_reads for _, cell in rows]
+    return TensorRows(columns, {name: EncodeCounts(*counts) for name, counts in encoded.items()})

@@ -54,9 +54,11 @@ def run_pilot(
     for level in levels:
         found: defaultdict[str, list[Columns]] = defaultdict(list)
         began = time.monotonic()
-        for unit in level.pilot_units:
-            level.measure(subject, unit, lambda table, columns, found=found: found[table].append(columns), pilot=True)
-            progress.step()
+
+        def keep(table: str, columns: Columns, found: defaultdict[str, list[Columns]] = found) -> None:
+            found[table].append(columns)
+
+        level.measure_all(subject, level.pilot_units, keep, progress.step, pilot=True)
         rows[level.name] = found
         seconds[level.name] = (time.monotonic() - began) / max(1, len(level.pilot_units))
     return Pilot(
@@ -77,7 +79,7 @@ def _calibrate(
     if not needing:
         return {}
     level = levels[0]
-    units = level.pilot_units if level.name == "documents" else level.pilot_units[:MOST_CALIBRATION_UNITS]
+    units = level.pilot_units if level.is_text else level.pilot_units[:MOST_CALIBRATION_UNITS]
     references = [scorer.reference(torch.tensor(level.token_ids(unit))) for unit in units]
     return {arm.name: scorer.calibrate(arm.kv_format, references, policy) for arm in needing}
 

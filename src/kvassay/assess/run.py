@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from kvassay.assess.pilot import Pilot, run_pilot
 from kvassay.assess.planning import plan_record
 from kvassay.assess.progress import Progress, Silent
 from kvassay.assess.real_ledgers import allocated_ledger
+from kvassay.assess.sequential_stop import SequentialStop
 from kvassay.core.contract import Contract
 from kvassay.core.digest import sha256_json
 from kvassay.core.geometry import CacheGeometry
@@ -33,9 +35,10 @@ from kvassay.core.serving import check_serves
 from kvassay.core.spec import QuantSpec
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.loading import LoadedModel, load_model
-from kvassay.errors import ContractError, ModelError
+from kvassay.errors import KEPT, ContractError, ModelError, printable
 from kvassay.formats import quantizer
 from kvassay.judge import judge
+from kvassay.pack.aborted import AbortedRun, read_earlier
 from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import ArmLedgers
 from kvassay.pack.writer import PackWriter
@@ -74,26 +77,36 @@ def run_assessment(
     progress: Progress | None = None,
     on_plan: Callable[[dict[str, Any]], None] | None = None,
     scales: Path | None = None,
+    after: Sequence[Path] = (),
 ) -> Assessment:
     """Assess `model_name` under `contract` and write the fresh pack `out`.
 
     `scales` is a checkpoint folder, or a file in it, whose KV scales serve the formats that they fit.
     Everything that can be refused is refused before the model is read: the folder, the formats against the model's
     head size, the contract's subject. Raises KvassayError; nothing half-written stays behind.
+
+    `after` are packs of earlier runs under the contract, whole or aborted, which the manifest then names. A run that
+    an error or a signal ends once rows were measured leaves an aborted pack at `out`.
     """
-    with PackWriter(out, contract, contract_toml) as pack:
+    with PackWriter(out, contract, contract_toml, read_earlier(after, contract.sha256)) as pack:
         run = _Run(model_name, contract, progress or Silent(), scales)
-        run.prepare()
-        if on_plan is not None:
-            on_plan(run.plan)
-        run.measure(pack)
-        verdicts = run.judge(pack)
-        pack.write_environment(run.environment())
-        content = pack.content()
-        for name, spec in chart_specs(content).items():
-            pack.write_chart(name, spec)
-        pack.write_report(render_report(content))
-        return Assessment(pack.out, pack.commit(), verdicts, run.plan, headline(content), run.ledger_tokens, run.bits)
+        try:
+            run.prepare()
+            if on_plan is not None:
+                on_plan(run.plan)
+            run.measure(pack)
+            verdicts = run.judge(pack)
+            pack.write_environment(run.environment())
+            content = pack.content()
+            for name, spec in chart_specs(content).items():
+                pack.write_chart(name, spec)
+            pack.write_report(render_report(content))
+            manifest = pack.commit()
+        except BaseException as error:
+            if pack.abort(run.aborted(error).model_dump(mode="json")) is not None:
+                error.add_note(f"{KEPT}: {pack.out}")
+            raise
+        return Assessment(pack.out, manifest, verdicts, run.plan, headline(content), run.ledger_tokens, run.bits)
 
 
 class _Run:
@@ -106,6 +119,8 @@ class _Run:
         self._arms = planned_arms(contract)
         self._tally = Tally()
         self._seconds: dict[str, float] = {}
+        self._done: Counter[str] = Counter()
+        self._levels: tuple[Level, ...] = ()
         self._began = datetime.now(UTC)
         self._loaded: LoadedModel | None = None
         geometry = self._check_before_loading()
@@ -116,9 +131,11 @@ class _Run:
     def prepare(self) -> None:
         """Load the model, draw the workload, run the pilot and write the plan."""
         with _timed(self._seconds, "load"):
-            self._loaded = load_model(self._model_name, announce=self._progress.note)
+            self._loaded = load_model(
+                self._model_name, announce=self._progress.note, weights=self._contract.subject.weights
+            )
             self._check_subject(self._loaded)
-            self._levels: tuple[Level, ...] = drawn_levels(self._contract, self._loaded.tokenizer)
+            self._levels = drawn_levels(self._contract, self._loaded.tokenizer)
             for level in self._levels:
                 level.check_lengths(self._loaded.geometry.max_context, self._model_name)
             self._scorer = DecodeScorer(
@@ -140,21 +157,40 @@ class _Run:
 
     def measure(self, pack: PackWriter) -> None:
         pack.write_plan(self.plan)
-        append = {"tokens": pack.append_tokens, "items": pack.append_items, "tensors": pack.append_tensors}
-
-        def sink(table: str, columns: Columns) -> None:
-            append[table](columns)
+        append = {
+            "tokens": pack.append_tokens,
+            "items": pack.append_items,
+            "tensors": pack.append_tensors,
+            "generations": pack.append_generations,
+        }
 
         for level in self._levels:
-            self._progress.stage(level.words, len(level.units))
-            with _timed(self._seconds, level.name):
-                for unit in level.units:
-                    level.measure(self._subject, unit, sink)
-                    self._progress.step()
+            self._measure_level(level, append)
         with _timed(self._seconds, "ledgers"):
             self._ledgers = self._measure_ledgers()
         pack.write_ledgers(self._ledgers)
         pack.write_subject(self._subject_record())
+
+    def _measure_level(self, level: Level, append: Mapping[str, Callable[[Columns], None]]) -> None:
+        """All units of a level, or as many as the sequential design needs."""
+        stop = SequentialStop(self._contract, self._arms)
+
+        def sink(table: str, columns: Columns) -> None:
+            append[table](columns)
+            stop.see(table, columns)
+
+        def done() -> bool:
+            self._done[level.name] += 1
+            self._progress.step()
+            return stop.reached and self._done[level.name] < len(level.units)
+
+        self._progress.stage(level.words, len(level.units))
+        with _timed(self._seconds, level.name):
+            level.measure_all(self._subject, level.units, sink, done)
+        measured = self._done[level.name]
+        if stop.reached and measured < len(level.units):
+            self._progress.note(f"{level.words}: settled after {measured} of {len(level.units)}; the run stops")
+            level.units = level.units[:measured]  # what the record names as measured
 
     def judge(self, pack: PackWriter) -> Verdicts:
         arms = [self._arm_record(arm) for arm in self._arms]
@@ -162,7 +198,15 @@ class _Run:
         tables = pack.tables()
         computed = {name: pair.computed for name, pair in self._ledgers.items()}
         with _timed(self._seconds, "judge"):
-            verdicts = judge(self._contract, arms, computed, tables.tokens, tables.items)
+            verdicts = judge(
+                self._contract,
+                arms,
+                computed,
+                tables.tokens,
+                tables.items,
+                generations=tables.generations,
+                tensors=tables.tensors,
+            )
         pack.write_verdicts(verdicts)
         return verdicts
 
@@ -173,6 +217,19 @@ class _Run:
     @property
     def bits(self) -> dict[str, float]:
         return {name: 16 * pair.computed.ratio_to_float16 for name, pair in self._ledgers.items()}
+
+    def aborted(self, error: BaseException) -> AbortedRun:
+        """The record of a run that `error` ended."""
+        return AbortedRun(
+            model=self._model_name,
+            weights_sha256=None if self._loaded is None else self._loaded.hashes.weights,
+            last_stage=next(reversed(self._seconds), "load"),
+            units_done={level.name: self._done[level.name] for level in self._levels},
+            units_planned={level.name: len(level.units) for level in self._levels},
+            reason=printable(f"{type(error).__name__}: {error}".removesuffix(": "))[:1000],
+            started_utc=_utc(self._began),
+            ended_utc=_utc(datetime.now(UTC)),
+        )
 
     def environment(self) -> dict[str, Any]:
         return {
@@ -191,10 +248,10 @@ class _Run:
                 f"the contract is for model {subject.model!r}, found {self._model_name!r}; "
                 "assess that model, or change subject.model in a copy of the contract"
             )
-        if not self._contract.has_fidelity and not self._contract.task:
+        if not self._contract.needs_run:
             raise ContractError(
                 "the contract bounds bytes alone, which need no run: kvassay bytes computes them; "
-                "add [fidelity.*] or [task.*] to assess what they cost"
+                "add [fidelity.*], [free_running.*], [numeric.*] or [task.*] to assess what they cost"
             )
         geometry = geometry_of(self._model_name)
         for arm in self._arms:
@@ -216,7 +273,7 @@ class _Run:
         """Computed beside allocated, at the length of one text document, or of the longest item without text."""
         assert self._loaded is not None, "prepare comes first"
         level = self._levels[0]
-        units = level.units[:1] if level.name == "documents" else level.units
+        units = level.units[:1] if level.is_text else level.units
         token_ids = max((level.token_ids(unit) for unit in units), key=len)
         reference = self._scorer.reference(torch.tensor(token_ids))
         tokens = len(token_ids)
@@ -259,8 +316,10 @@ class _Run:
                 "weight_files_sha256": loaded.hashes.weight_files,
                 "tokenizer_sha256": loaded.hashes.tokenizer,
                 "config_sha256": loaded.hashes.config,
-                "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+                "parameters": loaded.parameters,
                 "dtype": "float32",
+                "weights": contract.subject.weights,
+                "quantized_weights": loaded.quantized_weights and loaded.quantized_weights._asdict(),
             },
             "engine": {
                 "name": "transformers",
@@ -270,6 +329,7 @@ class _Run:
             },
             "geometry": loaded.geometry.model_dump(mode="json"),
             "corpus": None,
+            "numeric": None,
             "items_sha256": sha256_json([]),
             "task": {},
             **{key: value for level in self._levels for key, value in level.to_json().items()},
@@ -289,6 +349,10 @@ def scale_source(kv_format: KVFormat, calibrated: str | None) -> str:
 
     keys, values = of(kv_format.keys), of(kv_format.values)
     return keys if keys == values else f"keys {keys}, values {values}"
+
+
+def _utc(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextmanager

@@ -49,6 +49,10 @@ class NativeRows:
         native_module().read_rows(native, addresses, 0, blocks * shape.rows_per_block, found.numpy())
         return found
 
+    def step_array(self, region: Region, addresses: NDArray[np.int64]) -> Any:
+        """Where single rows of one array go: the page of each sequence, `[sequences, 1]`."""
+        return native_module().StepArray(region=self._region(region)[1], pages=addresses)
+
     def _region(self, region: Region) -> tuple[RowShape, Any]:
         known = self._regions.get(region.stream.name)
         if known is None:

@@ -73,6 +73,8 @@ class PagePool:
         self._lock = threading.RLock()
         self._depth = 0
         """Operations under way in the thread that is inside."""
+        self.changes = 0
+        """How often pages were taken, shared, given back or moved; what was worked out before is stale after."""
         self._given_up: deque[tuple[PageIds, bool]] = deque()
         """Of rows that were freed; not yet released."""
         self._native = NativeRows(layout)
@@ -141,6 +143,7 @@ class PagePool:
     @_alone
     def hold(self, count: int, column: int | None = None) -> PageIds:
         """`count` pages with one reference each, whatever they contain: nobody else can take them until `release`."""
+        self.changes += 1
         self.reserve(count, column)
         pages = self._free_ids()[:count].astype(np.int32)
         self._references[pages] = 1
@@ -149,6 +152,7 @@ class PagePool:
     @_alone
     def keep_numbers(self, count: int) -> None:
         """Have at least `count` page numbers, with or without a page."""
+        self.changes += 1
         self._kept_numbers = count
         if (missing := count - len(self._references)) > 0:
             self._add_numbers(missing)
@@ -171,10 +175,12 @@ class PagePool:
 
     @_alone
     def retain(self, pages: PageIds) -> None:
+        self.changes += 1
         np.add.at(self._references, pages.ravel(), 1)
 
     @_alone
     def release(self, pages: PageIds) -> None:
+        self.changes += 1
         np.subtract.at(self._references, pages.ravel(), 1)
         assert (self._references >= 0).all(), "a page is released once for each reference"
         free = pages.ravel()[self._references[pages.ravel()] == 0]
@@ -223,6 +229,15 @@ class PagePool:
         starts = self._storage.addresses(self._slab_of[pages])
         return starts + self._place_of[pages].astype(np.int64) * self.layout.nbytes
 
+    def step_arrays(self, pages: PageIds) -> list[Any] | None:
+        """The arrays of one page a sequence, `[sequences]`, for appends of single rows; None where it takes more."""
+        addresses = self._native_addresses(pages[:, None])
+        if addresses is None or any(
+            row_shape(self.layout, region).rows_per_block > 1 for region in self.layout.regions
+        ):
+            return None
+        return [self._native.step_array(region, addresses) for region in self.layout.regions]
+
     def _native_addresses(self, pages: PageIds) -> NDArray[np.int64] | None:
         """Of pages that the compiled module can write and read."""
         return self.addresses(pages) if pages.size and self._native.is_there() else None
@@ -232,6 +247,7 @@ class PagePool:
         """Give back slabs whose pages are all free; it costs nothing where no page came free since the last time."""
         if not self._may_trim:
             return
+        self.changes += 1
         self._may_trim = False
         gone = (self._slab_of >= 0) & ~np.isin(self._slab_of, self._slab_of[self._references > 0])
         for number in np.unique(self._slab_of[gone]):
@@ -373,6 +389,7 @@ class PagePool:
     @_alone
     def _add_slab(self, count: int) -> None:
         """Pages in one slab, or in several where the storage takes only shorter ones."""
+        self.changes += 1
         most = self._storage.most_pages or count
         for pages in (min(most, count - begin) for begin in range(0, count, most)):
             number, numbers = self._next_slab, np.flatnonzero(self._slab_of < 0)[:pages]

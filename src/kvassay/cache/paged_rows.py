@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,6 +138,18 @@ class PagedRows:
             self.pool.write(region, self.table[:, column:], first_block, raw)
         self.end += tokens
         self.pool.close(self.table[:, column : (self.end - self.start) // layout.tokens])
+
+    def step_arrays(self, column: int) -> list[Any] | None:
+        """The arrays of the pages of one column, for the compiled module; None where it cannot write them."""
+        return self.pool.step_arrays(self.table[:, column])
+
+    def place_of(self, token: int) -> int:
+        """Place of a token in its page."""
+        return (token - self.start) % self.pool.layout.tokens
+
+    def loses_page_before(self, token: int) -> bool:
+        """Whether `drop_before(token)` would give a page back."""
+        return self._columns_before(token) > 0
 
     def read(self, begin: int, end: int) -> Streams:
         """Arrays of the blocks that hold tokens `begin` to `end - 1`; the first and the last block come whole."""

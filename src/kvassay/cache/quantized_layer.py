@@ -29,6 +29,7 @@ from kvassay.cache.packed_view import NewTokens, SeenTokens
 from kvassay.cache.side_append import Change
 from kvassay.cache.side_codec import OnClip
 from kvassay.cache.side_store import SideStore
+from kvassay.cache.step_append import LayerStep
 from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
 from kvassay.errors import CacheStateError, GeometryError
@@ -69,6 +70,8 @@ class QuantizedLayer(CacheLayerMixin):
         self._cohorts: tuple[Cohort, ...] = ()
         self._pending: list[tuple[SideStore, Change]] = []
         self._seen: weakref.ref[SeenTokens] | None = None
+        self._step: LayerStep | None = None
+        """Where the next single tokens go, if that is known."""
         self.is_whole = True
         """False while an append is written, and for good once that was interrupted."""
         self.interruption: BaseException | None = None
@@ -122,6 +125,7 @@ class QuantizedLayer(CacheLayerMixin):
             self.settle()
         # What is put in the place of all rows ends an interrupted append too.
         self._cohorts, self._pending, self.interruption, self.is_whole = cohorts, [], None, True
+        self._step = None
 
     def settle(self) -> None:
         """Finish the last `update`: decode views of the state before it that somebody still holds, then commit."""
@@ -148,7 +152,10 @@ class QuantizedLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Held keys as the next query would read them, decoded anew each time; None before the first token."""
+        """Held keys as the next query would read them, decoded anew each time; None before the first token.
+
+        While past tokens are recorded, a sliding layer shows those that it still holds.
+        """
         return self._held("keys")
 
     @keys.setter
@@ -184,6 +191,8 @@ class QuantizedLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         """Append `[batch, kv_heads, tokens, dim]` and return what this call's queries read."""
+        if self._step is not None and self._append_step(key_states, value_states):
+            return self._seen_after_one(key_states.dtype, value_states.dtype)
         self._check_states(key_states, value_states)
         # A cache holds numbers, not a graph: a training step that needs gradients through keys keeps its own.
         key_states, value_states = key_states.detach(), value_states.detach()
@@ -204,19 +213,48 @@ class QuantizedLayer(CacheLayerMixin):
         self.is_whole = True
         if num_new == 1 or first_call:
             self.settle()
-        if num_new > 1:
-            key_states, value_states = (self._without_padding(each, old_end) for each in (key_states, value_states))
-        if first_call and num_new > 1:
-            return key_states, value_states
         if num_new == 1:
-            seen = SeenTokens(self, cohorts, begin, self.columns, None)
-        else:
-            seen = SeenTokens(self, cohorts, begin, old_end, NewTokens(key_states, value_states))
+            self._step = LayerStep.of(self._cohorts)
+            return self._seen_after_one(key_states.dtype, value_states.dtype)
+        key_states, value_states = (self._without_padding(each, old_end) for each in (key_states, value_states))
+        if first_call:
+            return key_states, value_states
+        return self._handed_out(
+            SeenTokens(self, cohorts, begin, old_end, NewTokens(key_states, value_states)),
+            key_states.dtype,
+            value_states.dtype,
+        )
+
+    def _append_step(self, keys: Tensor, values: Tensor) -> bool:
+        """Append one token where that is known to be simple; False, with nothing changed, where it is not."""
+        assert self._step is not None, "the caller asks"
+        read = None if self._seen is None else self._seen()
+        if self._pending or read is not None or not self.is_whole:
+            return False
+        self.is_whole = False
+        appended = self._step.append(keys, values)
+        if appended:
+            self.columns += 1
+            self._dtype = keys.dtype
+        self.is_whole = True
+        if not appended or not self._step.left:
+            self._step = None
+        return appended
+
+    def _seen_after_one(self, keys_dtype: torch.dtype, values_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What the query of a single token reads, which was just appended."""
+        window = self.geometry.sliding_window
+        begin = 0 if window is None else max(0, self.columns - window)
+        return self._handed_out(SeenTokens(self, self._cohorts, begin, self.columns, None), keys_dtype, values_dtype)
+
+    def _handed_out(
+        self, seen: SeenTokens, keys_dtype: torch.dtype, values_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         if not self.hands_out_views:
             self.path = AttentionPath.DECODED
-            return seen.decoded("keys", key_states.dtype), seen.decoded("values", value_states.dtype)
+            return seen.decoded("keys", keys_dtype), seen.decoded("values", values_dtype)
         self._seen = weakref.ref(seen)
-        return seen.views(self.columns - begin, key_states.dtype, value_states.dtype)
+        return seen.views(self.columns - seen.begin, keys_dtype, values_dtype)
 
     def get_seq_length(self) -> int:
         return self.columns
@@ -232,7 +270,7 @@ class QuantizedLayer(CacheLayerMixin):
 
     def activate_past_recording(self) -> None:
         """Keep exact copies until the next crop, which then leaves no trace of what it removes."""
-        self.record_past = True
+        self.record_past, self._step = True, None
         for store in self.stores:
             store.recording = True
 
@@ -252,6 +290,7 @@ class QuantizedLayer(CacheLayerMixin):
         removed = min(-tokens_to_remove, self.columns)
         self.require_croppable(self.columns - removed)
         self.columns -= removed
+        self._step = None
         for cohort in self.cohorts:
             for store in cohort.stores:
                 store.crop(cohort.tokens(self.columns))
@@ -331,8 +370,11 @@ class QuantizedLayer(CacheLayerMixin):
     def _held(self, side: str) -> Tensor | None:
         if not self._cohorts:
             return None
-        _, offset = self.get_mask_sizes(0)
-        return self.read_columns(self.cohorts, side, self._dtype, offset, self.columns)
+        _, begin = self.get_mask_sizes(0)
+        if self.record_past:
+            # transformers' sliding layer shows what it recorded, so that a caller sees what a crop would bring back.
+            begin = min(begin, max(one.padding + store.first_token for one in self.cohorts for store in one.stores))
+        return self.read_columns(self.cohorts, side, self._dtype, begin, self.columns)
 
     def _first_cohorts(self, rows: int) -> tuple[Cohort, ...]:
         padding = self._left_padding or (0,) * rows

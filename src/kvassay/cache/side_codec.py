@@ -28,11 +28,12 @@ class SideCodec:
     ) -> None:
         self._plan = plan
         self._quantizer = quantizer(plan.spec)
-        self._is_native = encodes(plan.spec)
         self.calibration = calibration
         # Plain floats are stored as they are: only codes gain from another form of the key.
         self._key_transform = None if plan.spec.is_exact else key_transform
         self._on_clip: OnClip = on_clip
+        self.is_native = encodes(plan.spec) and self._key_transform is None
+        """True where the compiled module makes the codes."""
 
     def encode(
         self,
@@ -68,7 +69,7 @@ class SideCodec:
         return tuple(pieces)
 
     def _encode(self, values: Tensor) -> Encoded:
-        encoded = encode(self._plan.spec, values) if self._is_native else None
+        encoded = encode(self._plan.spec, values) if self.is_native else None
         # What the compiled module refuses, the codec encodes, or says what is wrong with it.
         return self._quantizer.encode(values, self.calibration) if encoded is None else encoded
 

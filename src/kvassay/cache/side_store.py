@@ -87,7 +87,7 @@ class SideStore:
         self._codec = SideCodec(plan, calibration, key_transform, on_clip)
         self._name = name
         self._slabs_for = slabs_for
-        self._entry_dtype: str = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
+        self.entry_dtype: str = plan.spec.code_dtype if plan.spec.is_exact else exact_dtype
         self.static_nbytes = static_nbytes(plan.spec, kv_heads, dim)
         self.coded_layout: PageLayout = page_layout(plan.spec, kv_heads, dim, plan.side)
         self.tail_layout: PageLayout = exact_page_layout(exact_dtype, kv_heads, dim, plan.side, TAIL_PAGE_TOKENS)
@@ -140,6 +140,12 @@ class SideStore:
     def coded_pages(self) -> tuple[PagedRows, ...]:
         """The coded tokens: one run, and more only after blocks were cut."""
         return () if self._parts is None else self._parts.coded.held
+
+    @property
+    def codes_single_tokens(self) -> bool:
+        """True where the compiled module can code a token by itself."""
+        spec = self.plan.spec
+        return spec.tokens_per_block == 1 and (spec.is_exact or self._codec.is_native)
 
     def append(self, values: Float[Tensor, "batch kv_heads tokens dim"]) -> None:
         """Add tokens. On an error nothing is added."""
@@ -248,7 +254,7 @@ class SideStore:
         coded.drop_from(self.coded)
         tail.drop_from(left)
         self.dropped = min(self.dropped, self.coded)
-        self.dropped = self._dropped_after(self.tokens, self.coded)
+        self.dropped = self.dropped_after(self.tokens, self.coded)
         coded.drop_before(self.dropped)
         tail.drop_before(self.coded)
         for pool in self.pools:
@@ -276,14 +282,14 @@ class SideStore:
 
     def _prepare(self, values: Tensor) -> Change:
         require_finite(values, "entries")
-        require_fits(values, self._entry_dtype)
+        require_fits(values, self.entry_dtype)
         plan, tokens = self.plan, self.tokens + values.shape[2]
         num_new_sinks = max(0, min(tokens, plan.sinks) - self.tokens)
         new_sinks, new = self._entering(values[:, :, :num_new_sinks]), values[:, :, num_new_sinks:]
         old_end, end = max(0, self.tokens - plan.sinks), max(0, tokens - plan.sinks)
         block = plan.spec.tokens_per_block
         coded = self.coded + max(0, end - self.coded - plan.recent) // block * block
-        dropped = self._dropped_after(tokens, coded)
+        dropped = self.dropped_after(tokens, coded)
         # Blocks that would leave a sliding layer at once are not encoded.
         first = self.coded + max(0, min(dropped, coded) - self.coded) // block * block
         parts = self._parts_for(values.shape[0], values.device)
@@ -302,9 +308,9 @@ class SideStore:
 
     def _entering(self, values: Tensor) -> Tensor:
         """Values as they wait or are encoded, rounded by parts, so that no second copy of a long text is made."""
-        return values.to(getattr(torch, self._entry_dtype))
+        return values.to(getattr(torch, self.entry_dtype))
 
-    def _dropped_after(self, tokens: int, coded: int) -> int:
+    def dropped_after(self, tokens: int, coded: int) -> int:
         """Coded tokens that no later query sees, in whole blocks."""
         window, block = self.plan.sliding_window, self.plan.spec.tokens_per_block
         if window is None:

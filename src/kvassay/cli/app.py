@@ -11,10 +11,16 @@ import kvassay
 from kvassay.cli.assess import assess
 from kvassay.cli.bytes import bytes_command
 from kvassay.cli.capacity import capacity_command
+from kvassay.cli.compare import compare
+from kvassay.cli.contract import contract
 from kvassay.cli.doctor import doctor
 from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
+from kvassay.cli.find import find
 from kvassay.cli.formats import formats
+from kvassay.cli.judge import judge
+from kvassay.cli.judge_logs import judge_logs
+from kvassay.cli.plan import plan
 from kvassay.cli.report import report
 from kvassay.cli.scales import scales
 from kvassay.cli.verify import verify
@@ -28,12 +34,18 @@ app = cyclopts.App(
     suppress_keyboard_interrupt=False,
 )
 app.command(assess)
+app.command(find)
+app.command(plan)
+app.command(contract)
 app.command(bytes_command, name="bytes")
 app.command(capacity_command, name="capacity")
 app.command(formats)
 app.command(doctor)
 app.command(scales)
 app.command(verify)
+app.command(judge_logs, name="judge-logs")
+app.command(compare)
+app.command(judge)
 app.command(report)
 app.command(experiment)
 

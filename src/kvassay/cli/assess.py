@@ -33,6 +33,7 @@ def assess(
     contract: Path,
     out: Path | None = None,
     scales: Path | None = None,
+    after: tuple[Path, ...] = (),
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -49,6 +50,8 @@ def assess(
     scales
         Checkpoint folder, or a .safetensors file in one, whose KV scales (llm-compressor or ModelOpt layout) serve the
         formats that they fit. Other static formats are calibrated on the pilot, as inference.calibration says.
+    after
+        Pack of an earlier run under this contract, whole or aborted; the new pack names it. Once for each.
     dry_run
         Run the pilot, print plan and cost, and stop.
     json
@@ -58,15 +61,17 @@ def assess(
     loaded = parse_contract(text, str(contract))
     require_torch("kvassay assess")
     if dry_run:
-        return _dry_run(model, loaded, scales, json)
+        return dry_run_plan(model, loaded, scales, json)
     from kvassay.assess.run import run_assessment
+    from kvassay.pack.aborted import earlier_sentence
 
-    folder = out or Path(f"kvassay-{_slug(model)}-{_slug(loaded.name)}")
+    folder = out or default_out(model, loaded.name)
     with ProgressDisplay(quiet=json) as progress:
-        result = run_assessment(model, loaded, text, folder, progress, None if json else _say_plan, scales)
+        result = run_assessment(model, loaded, text, folder, progress, None if json else say_plan, scales, after)
     verdicts = result.verdicts
     if json:
         manifest = {"out": str(result.out), "root": result.manifest.root, "answer": result.answer, "plan": result.plan}
+        manifest["after"] = [run.model_dump(mode="json") for run in result.manifest.after]
         print_json({**manifest, "verdicts": verdicts.model_dump(mode="json")})
         return verdicts.exit_code
     print_verdicts(verdicts.formats, result.bits, result.tokens, loaded.inference.alpha)
@@ -78,12 +83,15 @@ def assess(
         print(f"control {control.name}: {state}: {control.reason}")
     print(f"\n{result.answer}")
     print(f"{_WORDS[verdicts.outcome]} (exit code {verdicts.exit_code}): {verdicts.reason}")
+    if result.manifest.after:
+        print(f"the evidence {earlier_sentence(result.manifest.after)}")
     print(f"evidence {printable(str(folder))}\nreport   {printable(str(folder / 'report.html'))}")
     print(printable(f"verify with: kvassay verify {quote(str(folder))} --root {result.manifest.root}"))
     return verdicts.exit_code
 
 
-def _dry_run(model: str, contract: Contract, scales: Path | None, json: bool) -> int:
+def dry_run_plan(model: str, contract: Contract, scales: Path | None, json: bool) -> int:
+    """Pilot, plan and cost, on stdout; what `kvassay plan` does too."""
     from kvassay.assess.run import plan_assessment
 
     with ProgressDisplay(quiet=json) as progress:
@@ -95,7 +103,17 @@ def _dry_run(model: str, contract: Contract, scales: Path | None, json: bool) ->
     return 0
 
 
-def _say_plan(plan: dict[str, Any]) -> None:
+def default_out(model: str, name: str) -> Path:
+    """The evidence folder of a run under a contract of that name, in the current folder."""
+    return Path(f"kvassay-{_slug(model)}-{_slug(name)}")
+
+
+def outcome_word(outcome: Outcome) -> str:
+    return _WORDS[outcome]
+
+
+def say_plan(plan: dict[str, Any]) -> None:
+    """The plan on stderr."""
     _print_plan(plan, say)
 
 
@@ -103,14 +121,14 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
     """The plan, before the run: what is expected, the sample, the chance of a verdict, and the cost."""
     pilot, cost = plan["pilot"], plan["cost"]
     line(
-        f"plan under contract {plan['contract_sha256'][:12]}, from a pilot of {pilot['documents']} documents and "
-        f"{pilot['items']} contexts that the verdict does not reuse:"
+        f"plan under contract {plan['contract_sha256'][:12]}, from a pilot of {pilot['documents']} documents, "
+        f"{pilot['items']} contexts and {pilot['prompts']} prompts that the verdict does not reuse:"
     )
     rows = [
         (
             clause["arm"],
-            clause["clause"],
-            _figure(clause["expected"]),
+            _planned_clause(clause),
+            "-" if clause["expected"] is None else _figure(clause["expected"]),
             _figure(clause["limit"]),
             clause["n_planned"],
             "none suffices" if clause["n_needed"] is None else clause["n_needed"],
@@ -125,13 +143,17 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
     for clause in plan["clauses"]:
         if clause["role"] == Role.CANDIDATE.value and clause["power"] is not None and clause["power"] < asked:
             line(
-                f"note: {clause['arm']}, {clause['clause']}: {clause['n_planned']} {clause['n_unit']} give a chance of "
-                f"{clause['power']:.2f}, the contract asks for {asked}; {clause['n_needed']} would do"
+                f"note: {clause['arm']}, {_planned_clause(clause)}: {clause['n_planned']} {clause['n_unit']} give a "
+                f"chance of {clause['power']:.2f}, the contract asks for {asked}; {clause['n_needed']} would do"
             )
     line(
         f"cost: {cost['reference_tokens']:,} reference and {cost['candidate_tokens']:,} candidate tokens, "
         f"about {cost['seconds_expected']:.0f} s"
     )
+
+
+def _planned_clause(clause: dict[str, Any]) -> str:
+    return clause["clause"] if clause["slice"] == "all" else f"{clause['clause']} [{clause['slice']}]"
 
 
 def print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float], tokens: int, alpha: float) -> None:

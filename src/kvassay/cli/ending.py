@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-from kvassay.errors import KvassayError, printable
+from kvassay.errors import KEPT, KvassayError, printable
 
 FAILED = 2
 """`ExitCode.USAGE`, whose module takes long to import."""
@@ -69,23 +69,28 @@ def finished(command: Callable[[], int]) -> int:
             sys.stdout.flush()
         return code
     except KvassayError as error:
-        return _fail(f"error: {error}")
-    except KeyboardInterrupt:
-        complain("interrupted; nothing was written")
+        return _fail(f"error: {error}{_kept(error)}")
+    except KeyboardInterrupt as error:
+        complain(f"interrupted{_kept(error) or '; nothing was written'}")
         return INTERRUPTED
     except Terminated as error:
-        complain(f"ended by {error}; nothing was written")
+        complain(f"ended by {error}{_kept(error) or '; nothing was written'}")
         return error.exit_code
     except BrokenPipeError:
         return READER_GONE  # the reader of our output went away, for example `| head`
     except OSError as error:
         if error.filename is not None:
-            return _fail(f"error: {os.fsdecode(error.filename)!r}: {error.strerror}")
-        return _fail(f"error: the output cannot be written: {error.strerror or error}")
-    except MemoryError:
-        return _fail("error: not enough memory")
+            return _fail(f"error: {os.fsdecode(error.filename)!r}: {error.strerror}{_kept(error)}")
+        return _fail(f"error: the output cannot be written: {error.strerror or error}{_kept(error)}")
+    except MemoryError as error:
+        return _fail(f"error: not enough memory{_kept(error)}")
     except BaseException as error:
-        return _fail(_own_fault(error))
+        return _fail(_own_fault(error) + _kept(error))
+
+
+def _kept(error: BaseException) -> str:
+    """What a run left in place, where it left something."""
+    return "".join(f"; {note}" for note in getattr(error, "__notes__", ()) if note.startswith(KEPT))
 
 
 def complain(text: str) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from kvassay.cli.output import print_json
+from kvassay.core.records import ExitCode
 from kvassay.errors import PackError
+
+if TYPE_CHECKING:
+    from kvassay.pack.checks import Verification
 
 
 def verify(
@@ -18,7 +22,7 @@ def verify(
     root: str | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Check an evidence pack or an experiment folder; exit code 0 if all checks pass, 1 if one fails.
+    """Check an evidence pack or an experiment folder. Exit code 0 all checks pass, 1 one fails, 3 an aborted run.
 
     Parameters
     ----------
@@ -30,7 +34,7 @@ def verify(
         Print one JSON document.
     """
     from kvassay.pack.folder import EXPERIMENT_SCHEMA, read_schema
-    from kvassay.pack.layout import PACK_SCHEMA
+    from kvassay.pack.layout import ABORTED_SCHEMA, PACK_SCHEMA
 
     schema = read_schema(folder)
     if schema == PACK_SCHEMA:
@@ -42,14 +46,22 @@ def verify(
         from kvassay.experiments.audit import audit_attention_error
 
         verification = audit_attention_error(folder, root)
+    elif schema == ABORTED_SCHEMA:
+        from kvassay.pack.aborted import verify_aborted
+
+        verification = verify_aborted(folder, root)
     else:
         raise PackError(f"{str(folder)!r} has schema {schema!r}; expected {PACK_SCHEMA!r} or {EXPERIMENT_SCHEMA!r}")
+    code = _exit_code(verification)
     if json:
         print_json(verification.to_json())
-        return 0 if verification.passed else 1
+        return code
     for check in verification.checks:
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.sentence}")
     print(f"root {verification.root}")
+    if code == ExitCode.INCONCLUSIVE:
+        print(f"ABORTED, and nothing was judged: {verification.failed[-1].sentence}")
+        return code
     if failed := verification.failed:
         print(f"NOT VERIFIED: {len(failed)} of {len(verification.checks)} checks failed, first {failed[0].name}")
         return 1
@@ -57,3 +69,9 @@ def verify(
         f"verified: {len(verification.checks)} checks passed" + ("" if root else " (root not given, so not compared)")
     )
     return 0
+
+
+def _exit_code(verification: Verification) -> int:
+    """An aborted pack that is whole has one failed check, which says so: no evidence, and no tampering either."""
+    failed = [check.name for check in verification.failed]
+    return ExitCode.INCONCLUSIVE if failed == ["aborted"] else int(bool(failed))

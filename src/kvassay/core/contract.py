@@ -17,15 +17,22 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from kvassay.core.clauses.decision import Candidates, Controls, Inference
 from kvassay.core.clauses.fidelity import Fidelity, TextWorkload
 from kvassay.core.clauses.fields import Section, contract_format
+from kvassay.core.clauses.free_running import FreeRunning
+from kvassay.core.clauses.numeric import Numeric
 from kvassay.core.clauses.sizes import ByteBounds
+from kvassay.core.clauses.slice_plan import slice_fault
 from kvassay.core.clauses.subject import Subject
 from kvassay.core.clauses.tasks import TaskBound, TaskName, needles_alone, with_kinds
+from kvassay.core.corpus_names import corpus_cells
 from kvassay.core.digest import sha256_json
 from kvassay.errors import ContractError
 
 SCHEMA = "kvassay.contract/1"
 
 MAX_CONTRACT_NBYTES = 1 << 20
+
+SEQUENTIAL_LEVELS = ("task", "bytes")
+"""Clauses that a sequential contract may have: paired binary ones, and what is counted and not sampled."""
 
 
 class Waiver(Section):
@@ -45,6 +52,8 @@ class Contract(Section):
     inference: Inference = Inference()
     controls: Controls = Controls()
     fidelity: Fidelity = Fidelity()
+    free_running: FreeRunning = FreeRunning()
+    numeric: Numeric = Numeric()
     task: dict[TaskName, TaskBound] = Field(default_factory=dict[TaskName, TaskBound])
     bytes: ByteBounds = ByteBounds()
     waivers: tuple[Waiver, ...] = ()
@@ -57,7 +66,10 @@ class Contract(Section):
     @model_validator(mode="after")
     def _has_clauses(self) -> Contract:
         if not self.clause_names:
-            raise ValueError("the contract bounds nothing; give at least one of [fidelity.*], [task.*] or [bytes]")
+            raise ValueError(
+                "the contract bounds nothing; give at least one of [fidelity.*], [free_running.*], [numeric.*], "
+                "[task.*] or [bytes]"
+            )
         if needles_alone(self.task) and not self.has_fidelity:
             raise ValueError(
                 f"needles ({', '.join(sorted(self.task))}) see gross damage only and cannot be the only evidence; "
@@ -76,6 +88,22 @@ class Contract(Section):
                 raise ValueError(
                     f"text.documents is {self.text.documents}, fidelity.{clause} needs at least {bound.min_docs}"
                 )
+        cells = corpus_cells(self.text.corpus)
+        if fault := slice_fault(self.text, self.fidelity, self.inference.pilot_documents, cells):
+            raise ValueError(fault)
+        return self
+
+    @model_validator(mode="after")
+    def _design_serves_the_clauses(self) -> Contract:
+        if self.inference.design != "sequential":
+            return self
+        if not self.task:
+            raise ValueError('inference.design is "sequential" and there is no [task.*] to look at; use "fixed"')
+        if fixed := [name for name in self.clause_names if name.partition(".")[0] not in SEQUENTIAL_LEVELS]:
+            raise ValueError(
+                f'inference.design is "sequential", which {", ".join(fixed)} cannot follow: only paired tasks have a '
+                'bound that holds at every look; put these clauses in a contract of their own with design "fixed"'
+            )
         return self
 
     @property
@@ -83,6 +111,8 @@ class Contract(Section):
         """Dotted names of all clauses, e.g. `fidelity.kl_mean`, `task.recall`, `bytes.persistent_per_token_max`."""
         return (
             *(f"fidelity.{name}" for name in self.fidelity.bounds),
+            *(f"free_running.{name}" for name in self.free_running.bounds),
+            *(f"numeric.{name}" for name in self.numeric.bounds),
             *(f"task.{name}" for name in sorted(self.task)),
             *(f"bytes.{name}" for name in self.bytes.bounds),
         )
@@ -91,6 +121,26 @@ class Contract(Section):
     def has_fidelity(self) -> bool:
         """True where some clause needs scored text."""
         return bool(self.fidelity.bounds)
+
+    @property
+    def has_free_running(self) -> bool:
+        """True where some clause needs generated text."""
+        return bool(self.free_running.bounds)
+
+    @property
+    def needs_text(self) -> bool:
+        """True where some clause needs documents of `text.corpus`, scored or captured."""
+        return self.has_fidelity or bool(self.numeric.bounds)
+
+    @property
+    def needs_run(self) -> bool:
+        """True where some clause needs the model: bytes alone are computed."""
+        return self.needs_text or self.has_free_running or bool(self.task)
+
+    @property
+    def captured_queries(self) -> int:
+        """Decode positions of a captured document that the numeric level measures: the last ones."""
+        return min(self.numeric.queries, self.text.scored_tokens)
 
     @property
     def sha256(self) -> str:

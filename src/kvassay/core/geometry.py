@@ -33,7 +33,7 @@ class Owner(StrEnum):
     """Transient: conversion and dequantization buffers. Never part of the persistent sum."""
 
 
-_MAX_LAYERS = 4096
+MAX_LAYERS = 4096
 _MAX_COUNT = 1 << 24
 """Bounds for hostile configs; real models stay far below."""
 
@@ -54,7 +54,7 @@ class CacheGeometry(BaseModel):
 
     model_type: str
     query_heads: int = Field(ge=1, le=_MAX_COUNT)
-    layers: tuple[LayerGeometry, ...] = Field(min_length=1, max_length=_MAX_LAYERS)
+    layers: tuple[LayerGeometry, ...] = Field(min_length=1, max_length=MAX_LAYERS)
     max_context: int | None = None
 
     @property
@@ -91,8 +91,8 @@ def geometry_from_config(config: Mapping[str, Any]) -> CacheGeometry:
     config = {**_OMITTED.get(model_type, {}), **{key: value for key, value in config.items() if value is not None}}
     refuse_other_caches(config, outer, model_type)
     num_layers = _count(config, model_type, *_LAYER_COUNT)
-    if num_layers > _MAX_LAYERS:
-        raise GeometryError(f"{model_type}: {num_layers} layers; expected at most {_MAX_LAYERS}")
+    if num_layers > MAX_LAYERS:
+        raise GeometryError(f"{model_type}: {num_layers} layers; expected at most {MAX_LAYERS}")
     query_heads = _count(config, model_type, *_HEAD_COUNT)
     overrides = _layer_overrides(config, model_type)
     layers: list[LayerGeometry] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -138,6 +138,16 @@ class KVFormat(BaseModel):
     def skips(self, layer: int) -> bool:
         return layer in self.skip_layers
 
+    def specs_at(self, layer: int, head: int | None = None) -> tuple[QuantSpec, QuantSpec]:
+        """Of keys and values of one KV head, with the format's exceptions; of one that no override names for None."""
+        if self.skips(layer):
+            return exact_spec(self.exact_dtype), exact_spec(self.exact_dtype)
+        keys, values = self.keys, self.values
+        for override in self.overrides:
+            if layer in override.layers and (override.heads is None or head in override.heads):
+                keys, values = override.keys or keys, override.values or values
+        return keys, values
+
     def __str__(self) -> str:
         return self.name
 
@@ -200,7 +210,7 @@ def head_groups(kv_format: KVFormat, layer: int, geometry: LayerGeometry) -> tup
     overrides = () if kv_format.skips(layer) else [one for one in kv_format.overrides if layer in one.layers]
     named = {head for override in overrides for head in override.heads or () if head in every}
     # Heads that no override names share the plans of `None`.
-    plans = {head: _plans(kv_format, layer, overrides, head, geometry) for head in (None, *sorted(named))}
+    plans = {head: _plans(kv_format, layer, head, geometry) for head in (None, *sorted(named))}
     if all(each == plans[None] for each in plans.values()):
         return (HeadGroup(every, *plans[None]),)
     groups: dict[tuple[SidePlan, SidePlan], list[int]] = {}
@@ -212,16 +222,9 @@ def head_groups(kv_format: KVFormat, layer: int, geometry: LayerGeometry) -> tup
     return tuple(sorted(found, key=lambda group: group.members[0]))
 
 
-def _plans(
-    kv_format: KVFormat, layer: int, overrides: Iterable[Override], head: int | None, geometry: LayerGeometry
-) -> tuple[SidePlan, SidePlan]:
+def _plans(kv_format: KVFormat, layer: int, head: int | None, geometry: LayerGeometry) -> tuple[SidePlan, SidePlan]:
     """Of one head; of one that no override names where `head` is None."""
-    keys, values = kv_format.keys, kv_format.values
-    if kv_format.skips(layer):
-        keys = values = exact_spec(kv_format.exact_dtype)
-    for override in overrides:
-        if override.heads is None or head in override.heads:
-            keys, values = override.keys or keys, override.values or values
+    keys, values = kv_format.specs_at(layer, head)
     return _side_plan(kv_format, "keys", keys, geometry), _side_plan(kv_format, "values", values, geometry)
 
 

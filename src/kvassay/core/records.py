@@ -79,14 +79,15 @@ class ClauseVerdict(_Record):
     """The bound of the contract, in the clause's unit."""
     n: int
     n_unit: str
-    """`documents`, `contexts` or `formats`."""
+    """`documents`, `contexts`, `prompts` or `formats`."""
     method: str
     details: dict[str, float | int | str | bool | None] = {}
 
 
 class ControlResult(_Record):
     name: str
-    """`canary`, `aa`, `engaged`, `drift`, `reference_floor.recall`."""
+    """`canary`, `aa`, `engaged`, `drift`, `reference_floor.recall`; with a level and a slice where it is about that
+    slice alone: `canary.fidelity.language=ja`."""
     passed: bool | None
     """None where the control could not be run."""
     reason: str
@@ -125,11 +126,15 @@ TOKEN_COLUMNS: dict[str, str] = {
     "reverse_kl_nats": "float64",
     "nll_reference_nats": "float64",
     "nll_candidate_nats": "float64",
+    "reference_top1_nats": "float64",
     "top1_agrees": "bool",
+    "top10_overlap": "float64",
     "stored_reads": "int32",
 }
 """One row a decode position. `position` is the index of the query token, `token_id` the true next token,
-`stored_reads` how many older tokens this query read from stored codes."""
+`reference_top1_nats` minus the logarithm of the probability of the reference's most likely token, `top10_overlap` the
+share of the reference's ten most likely tokens that are among the candidate's ten, `stored_reads` how many older
+tokens this query read from stored codes."""
 
 ITEM_COLUMNS: dict[str, str] = {
     "arm": "string",
@@ -151,14 +156,41 @@ TENSOR_COLUMNS: dict[str, str] = {
     "arm": "string",
     "document": "string",
     "layer": "int32",
+    "head": "int32",
     "substituted": "string",
     "reconstruction_rmse": "float64",
+    "reconstruction_max_abs": "float64",
     "reconstruction_relative": "float64",
+    "score_rmse": "float64",
     "score_max_abs": "float64",
+    "score_relative": "float64",
+    "weight_rmse": "float64",
     "weight_max_abs": "float64",
-    "output_max_abs": "float64",
+    "weight_relative": "float64",
     "output_rmse": "float64",
+    "output_max_abs": "float64",
     "output_relative": "float64",
+    "stored_reads": "int32",
 }
-"""One row a layer of a captured document. `substituted` is `keys`, `values` or `both`: the sides that were replaced
-by their decoded codes."""
+"""One row a cell: a layer and KV head of a captured document, with `keys`, `values` or `both` sides replaced by what
+a cache of the format hands to each query (`substituted`). `_relative` is the root of error energy over signal energy.
+With both sides replaced, the reconstruction figures are those of the worse side. `stored_reads` sums, over the measured
+queries, the older tokens that each read from codes."""
+
+GENERATION_COLUMNS: dict[str, str] = {
+    "arm": "string",
+    "slice": "string",
+    "prompt": "string",
+    "prompt_ids": "string",
+    "end_ids": "string",
+    "reference_ids": "string",
+    "candidate_ids": "string",
+    "reading_queries": "int32",
+    "stored_reads": "float64",
+    "logit_drift": "float64",
+}
+"""One row a prompt of the free-running level; it shares no row and no column of figures with the teacher-forced one.
+Ids are texts of `core.free_running_rule.ids_text`: of the prompt, of the tokens that end an output, and of both
+outputs. Of the candidate's queries after the prompt, `reading_queries` read stored codes, `stored_reads` older tokens a
+query on average. `logit_drift` is the largest change of the highest logit while both outputs had the same history,
+and null where no query after the prompt had it."""

@@ -140,7 +140,8 @@ class IntegerQuantizer(Quantizer):
     def _grid(self, fitted: Range) -> _Grid:
         if self.spec.symmetric:
             return _Grid(self._scale(fitted.high), None)
-        minimum = stored_outward(fitted.low, self._scale_dtype, "minimum", up=False)
+        low = fitted.low + 0.0  # zero has one sign, whichever of two zeros was found first
+        minimum = stored_outward(low, self._scale_dtype, "minimum", up=False)
         value_range = fitted.high - minimum.to(fitted.high.dtype)
         return _Grid(self._scale(value_range.clamp_min(0)), minimum)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -11,14 +11,20 @@ from kvassay.core.contract import Contract
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm, ControlResult, Outcome
+from kvassay.core.slices import ALL
 from kvassay.errors import FormatError
 from kvassay.judge.byte_bounds import byte_clauses
-from kvassay.judge.engagement import Engagement, engagement
+from kvassay.judge.engagement import ArmRows, Engagement, ItemSlices, engagement
 from kvassay.judge.fidelity import fidelity_clauses
+from kvassay.judge.free_running import free_running_clauses
+from kvassay.judge.generation_engagement import with_generations
+from kvassay.judge.generation_rows import GenerationTable
 from kvassay.judge.judged import JudgedClause
+from kvassay.judge.numeric import numeric_clauses, tensor_slices
 from kvassay.judge.pairing import Faults
-from kvassay.judge.rows import ItemTable, TokenTable
+from kvassay.judge.rows import ItemTable, TensorTable, TokenTable, labels_of, rows_in_slice
 from kvassay.judge.task import task_clauses
+from kvassay.judge.token_slices import TokenCounts, token_slices
 from kvassay.judge.wording import figure
 from kvassay.stats.multiplicity import holm
 
@@ -28,9 +34,15 @@ class Evidence(NamedTuple):
 
     tokens: TokenTable
     items: ItemTable
+    generations: GenerationTable
     token_faults: Faults
     item_faults: Mapping[str, Faults]
     """By task."""
+    token_counts: TokenCounts
+    """Of the tokens that the run scores, whatever the arm."""
+    generation_faults: Faults
+    tensors: TensorTable
+    tensor_faults: Faults
 
 
 class JudgedArm(NamedTuple):
@@ -43,9 +55,21 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
     """Every clause of the contract for one arm; run-wide controls are not applied yet."""
     tokens = evidence.tokens.arms.get(arm.name)
     items = {task: rows for task in contract.task if (rows := evidence.items.arms.get((task, arm.name))) is not None}
-    fault, found = _identity_fault(arm, ledger), Engagement((), {})
+    generations = evidence.generations.get(arm.name)
+    tensors = evidence.tensors.arms.get(arm.name) if contract.numeric.bounds else None
+    token_parts = None
+    if tokens is not None:
+        token_parts = token_slices(evidence.tokens, tokens, contract.text, evidence.token_counts)
+    fault, found = _identity_fault(arm, ledger), Engagement((), {}, {})
     if isinstance(fault, KVFormat):
-        found = engagement(arm, fault, ledger, tokens, items)
+        cells = evidence.items.slices
+        item_parts = {
+            task: ItemSlices(rows, {label: rows_in_slice(cells, rows.slice, label) for label in labels_of(cells)})
+            for task, rows in items.items()
+        }
+        tensor_parts = None if tensors is None else tensor_slices(evidence.tensors, tensors)
+        rows = ArmRows(tokens, token_parts, item_parts, tensor_parts)
+        found = with_generations(engagement(contract, arm, fault, ledger, rows), arm, fault, generations)
     whole = (fault,) if isinstance(fault, str) else ()
     required = contract.controls.require_engaged
 
@@ -53,15 +77,18 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
         not_engaged = f"not engaged: {found.faults[level]}" if required and level in found.faults else None
         return (*whole, *((not_engaged,) if not_engaged else ()), *of_rows)
 
-    clauses = [
-        *fidelity_clauses(
-            contract, evidence.tokens, tokens, faults("fidelity", evidence.token_faults.get(arm.name, ()))
-        )
-    ]
+    of_rows = evidence.token_faults.get(arm.name, ())
+    clauses = [*fidelity_clauses(contract, token_parts, faults("fidelity", of_rows))]
+    of_generations = evidence.generation_faults.get(arm.name, ())
+    clauses += free_running_clauses(contract, evidence.generations, generations, faults("free_running", of_generations))
+    of_tensors = evidence.tensor_faults.get(arm.name, ())
+    clauses += numeric_clauses(contract, evidence.tensors, tensors, faults("numeric", of_tensors))
     for task, bound in sorted(contract.task.items()):
         of_rows = evidence.item_faults[task].get(arm.name, ())
         clauses += task_clauses(contract, task, bound, evidence.items, items.get(task), faults(f"task.{task}", of_rows))
     clauses += byte_clauses(contract, ledger, faults("bytes"))
+    if required:
+        clauses = [_if_engaged(clause, found) for clause in clauses]
     waived = {waiver.clause: waiver for waiver in contract.waivers}
     for index, clause in enumerate(clauses):
         waiver = waived.get(clause.verdict.clause)
@@ -69,7 +96,36 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
         if waiver is not None:
             reason = f"{clause.verdict.reason}; waived since {waiver.granted.isoformat()}, so it does not decide"
             clauses[index] = clauses[index].becomes(clause.outcome, reason)._replace(decisive=False)
-    return JudgedArm(arm, _hold_breaches(clauses, contract.inference.alpha), found.controls)
+    controls = (*found.controls, *_slice_controls(clauses, found))
+    return JudgedArm(arm, _hold_breaches(clauses, contract.inference.alpha), controls)
+
+
+def _if_engaged(clause: JudgedClause, found: Engagement) -> JudgedClause:
+    """A slice whose queries did not read the store has no figures, whatever the rest of its level did."""
+    fault = found.slice_faults.get((clause.level, clause.verdict.slice))
+    if fault is None or clause.outcome in (Outcome.NOT_MEASURED, Outcome.INVALID_EVIDENCE):
+        return clause
+    reason = f"not engaged in slice {clause.verdict.slice!r}: {fault}"
+    return clause.becomes(Outcome.INVALID_EVIDENCE, reason)._replace(p_met=None, p_breached=None)
+
+
+def _slice_controls(clauses: Sequence[JudgedClause], found: Engagement) -> Iterator[ControlResult]:
+    """Of the slices that decide, where engagement applies at all."""
+    if all(control.passed is None for control in found.controls):
+        return
+    keys = dict.fromkeys(
+        (clause.level, clause.verdict.slice) for clause in clauses if clause.decisive and clause.verdict.slice != ALL
+    )
+    ran = {(c.level, c.verdict.slice) for c in clauses if c.outcome is not Outcome.NOT_MEASURED}
+    for level, label in keys:
+        name, fault = f"engaged.{level}.{label}", found.faults.get(level) or found.slice_faults.get((level, label))
+        if (level, label) not in ran:
+            yield ControlResult(name=name, passed=None, reason="not run: the arm has no rows in this slice")
+        elif (level, label) in found.exact_slices:
+            yield ControlResult(name=name, passed=None, reason="does not apply: the format stores plain floats there")
+        else:
+            well = "its queries read stored tokens"
+            yield ControlResult(name=name, passed=fault is None, reason=fault or well)
 
 
 def _identity_fault(arm: Arm, ledger: ByteLedger | None) -> KVFormat | str:

@@ -41,6 +41,8 @@ class ClusterClause(NamedTuple):
     threshold: float | None = None
     slice: str = ALL
     decisive: bool = True
+    binary: bool = False
+    """The figure is 0 or 1 by its nature: none comes near `threshold` without exceeding it."""
 
 
 class ClusterRows(NamedTuple):
@@ -83,14 +85,14 @@ def _bound(
     settings = (inference.alpha, inference.bootstrap_replicates, inference.seed, clause.minimum)
     details: Details = {}
     if clause.threshold is not None:
-        bound = exceedance_bound(rows.values, rows.clusters, clause.threshold, clause.limit, *settings)
+        bound = exceedance_bound(rows.values, rows.clusters, clause.threshold, clause.limit, *settings, clause.binary)
         method: str = bound.method
         effect = design_effect((rows.values > clause.threshold).astype(np.float64), rows.clusters)
         details |= {"events": bound.events, "documents_with_events": bound.documents_with_events}
     else:
         sums, counts = document_sums(rows.values, rows.clusters)
         bound = cluster_bound(sums, counts, clause.limit, *settings)
-        method = "bootstrap-t"
+        method = "bootstrap-t, lognormal floor" if bound.floored else "bootstrap-t"
         effect = design_effect(rows.values, rows.clusters)
         details["degenerate"] = bound.degenerate
     details |= {

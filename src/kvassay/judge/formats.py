@@ -38,7 +38,7 @@ def conclude(clauses: Sequence[JudgedClause]) -> Conclusion:
     open_clauses = [clause for clause in decisive if clause.outcome is Outcome.INCONCLUSIVE]
     if open_clauses or missing:
         return Conclusion(Outcome.INCONCLUSIVE, _first([*open_clauses, *missing], len(decisive)))
-    waived = sum(clause.verdict.details.get("waived") is True for clause in clauses)
+    waived = len({clause.verdict.clause for clause in clauses if clause.verdict.details.get("waived") is True})
     besides = f"; {counted(waived, 'clauses')} waived" if waived else ""
     return Conclusion(Outcome.MET, f"all {counted(len(decisive), 'clauses')} met{besides}")
 

@@ -10,7 +10,7 @@ from kvassay.core.records import ClauseVerdict, Outcome
 class JudgedClause(NamedTuple):
     verdict: ClauseVerdict
     level: str
-    """`fidelity`, `task.NAME` or `bytes`: what shares a workload, and so its controls."""
+    """`fidelity`, `free_running`, `task.NAME` or `bytes`: what shares a workload, and so its controls."""
     decisive: bool
     """False for descriptive slices and waived clauses: judged and shown, without weight."""
     p_met: float | None

@@ -49,6 +49,7 @@ def token_faults(table: TokenTable, text: TextWorkload) -> Faults:
         ("token_id", 0.0, "true next tokens"),
         ("slice", 0.0, "slices"),
         ("nll_reference_nats", REFERENCE_TOLERANCE_NATS, "reference NLLs"),
+        ("reference_top1_nats", REFERENCE_TOLERANCE_NATS, "log probabilities of the reference's most likely token"),
     ):
         values = {arm: np.asarray(getattr(table.arms[arm], column), dtype=np.float64) for arm in names}
         for arm, differing in _differing(keys, values, tolerance).items():
@@ -56,6 +57,7 @@ def token_faults(table: TokenTable, text: TextWorkload) -> Faults:
             faults[arm].append(sentence)
     for arm, rows in table.arms.items():
         faults[arm] += _unplanned_positions(table, rows, text)
+        faults[arm] += _impossible_confidence(table, rows)
     return {arm: tuple(found) for arm, found in faults.items() if found}
 
 
@@ -84,6 +86,11 @@ def item_faults(table: ItemTable, task: str, contract: Contract) -> Faults:
     for arm, rows in arms.items():
         faults[arm] += _item_contradictions(table, rows, planned)
     return {arm: tuple(found) for arm, found in faults.items() if found}
+
+
+def joined(first: Faults, second: Faults) -> Faults:
+    """Faults of both kinds by arm."""
+    return {arm: (*first.get(arm, ()), *second.get(arm, ())) for arm in dict.fromkeys((*first, *second))}
 
 
 def _stride(table: TokenTable) -> int:
@@ -153,6 +160,21 @@ def _unplanned_positions(table: TokenTable, rows: TokenRows, text: TextWorkload)
         f"{int(odd.sum())} of {len(starts)} documents hold other positions than the contract scores, first document "
         f"{table.documents[int(rows.document[starts[index]])]!r}: {len(found)} positions from {found[0]} to "
         f"{found[-1]}, expected each from {first} to {first + count - 1} once"
+    ]
+
+
+def _impossible_confidence(table: TokenTable, rows: TokenRows) -> list[str]:
+    """Positions whose most likely token is said to be less likely than the true one, or more than certain."""
+    top1, true = rows.reference_top1_nats, rows.nll_reference_nats
+    with np.errstate(invalid="ignore"):
+        wrong = np.flatnonzero((top1 > true + REFERENCE_TOLERANCE_NATS) | (top1 < -REFERENCE_TOLERANCE_NATS))
+    if not len(wrong):
+        return []
+    first = int(wrong[0])
+    return [
+        f"reference_top1_nats is below 0 or above the reference's NLL of the true token at {len(wrong)} positions, "
+        f"first document {table.documents[int(rows.document[first])]!r} position {int(rows.position[first])}: "
+        f"{top1[first]:.6g} and {true[first]:.6g} nats"
     ]
 
 

@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kvassay.core.records import ITEM_COLUMNS, TOKEN_COLUMNS
+from kvassay.core.geometry import MAX_LAYERS
+from kvassay.core.records import ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS
 from kvassay.core.slices import ALL, slice_labels
 from kvassay.core.tasks.kinds import is_right
 from kvassay.errors import PackError
@@ -35,9 +36,12 @@ class TokenRows(NamedTuple):
     token_id: Integers
     slice: Integers
     kl_nats: Floats
+    reverse_kl_nats: Floats
     nll_reference_nats: Floats
     nll_candidate_nats: Floats
+    reference_top1_nats: Floats
     top1_agrees: Floats
+    top10_overlap: Floats
     stored_reads: Floats
 
     @property
@@ -46,17 +50,7 @@ class TokenRows(NamedTuple):
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> TokenRows:
         """The rows under a mask, or in the order of the indices."""
-        return TokenRows(
-            document=self.document[which],
-            position=self.position[which],
-            token_id=self.token_id[which],
-            slice=self.slice[which],
-            kl_nats=self.kl_nats[which],
-            nll_reference_nats=self.nll_reference_nats[which],
-            nll_candidate_nats=self.nll_candidate_nats[which],
-            top1_agrees=self.top1_agrees[which],
-            stored_reads=self.stored_reads[which],
-        )
+        return TokenRows(*(column[which] for column in cast("tuple[Any, ...]", self)))
 
 
 class TokenTable(NamedTuple):
@@ -115,6 +109,45 @@ class ItemTable(NamedTuple):
     """By task and arm; those that have rows."""
 
 
+class TensorRows(NamedTuple):
+    """Cells of one arm by document, side, layer and head, each `[rows]`. Figures are NaN where not measured."""
+
+    document: Integers
+    """Code of the document: its place in `TensorTable.documents`."""
+    substituted: Integers
+    """Code of the replaced side: its place in `TensorTable.sides`."""
+    layer: Integers
+    head: Integers
+    stored_reads: Floats
+    figures: Mapping[str, Floats]
+    """By column of the table."""
+
+    @property
+    def size(self) -> int:
+        return len(self.document)
+
+    def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> TensorRows:
+        """The rows under a mask, or in the order of the indices."""
+        return TensorRows(
+            document=self.document[which],
+            substituted=self.substituted[which],
+            layer=self.layer[which],
+            head=self.head[which],
+            stored_reads=self.stored_reads[which],
+            figures={name: values[which] for name, values in self.figures.items()},
+        )
+
+
+class TensorTable(NamedTuple):
+    documents: tuple[str, ...]
+    sides: tuple[str, ...]
+    arms: dict[str, TensorRows]
+    """Arms that have rows."""
+
+
+NO_TENSORS = TensorTable((), (), {})
+
+
 def rows_in_slice(cells: Sequence[str], codes: Integers, label: str) -> NDArray[np.bool_]:
     """Which rows carry a label; `cells` are a table's slice cells and `codes` each row's place among them."""
     holding = np.array([label in slice_labels(cell) for cell in cells], dtype=np.bool_)
@@ -139,9 +172,12 @@ def read_tokens(table: ArrowTable, arms: Sequence[str]) -> TokenTable:
         token_id=_whole_numbers(table, "token_id", "token"),
         slice=slice_code,
         kl_nats=_figures(table, "kl_nats", "token"),
+        reverse_kl_nats=_figures(table, "reverse_kl_nats", "token"),
         nll_reference_nats=_figures(table, "nll_reference_nats", "token"),
         nll_candidate_nats=_figures(table, "nll_candidate_nats", "token"),
+        reference_top1_nats=_figures(table, "reference_top1_nats", "token"),
         top1_agrees=_figures(table, "top1_agrees", "token"),
+        top10_overlap=_figures(table, "top10_overlap", "token"),
         stored_reads=_figures(table, "stored_reads", "token"),
     )
     if rows.position.min(initial=0) < 0:
@@ -186,6 +222,30 @@ def read_items(table: ArrowTable, arms: Sequence[str]) -> ItemTable:
         if (keep := (task == task_code) & (arm == arm_code)).any()
     }
     return ItemTable(contexts, slices, questions, expected, by_arm)
+
+
+def read_tensors(table: ArrowTable, arms: Sequence[str]) -> TensorTable:
+    """Cells of every arm; raises PackError like `read_tokens`."""
+    _check_columns(table, TENSOR_COLUMNS, "tensor")
+    arm_names, arm = _names(table, "arm", "tensor")
+    _check_arms(arm_names, arms, "tensor")
+    documents, document = _names(table, "document", "tensor")
+    sides, side = _names(table, "substituted", "tensor")
+    rows = TensorRows(
+        document=document,
+        substituted=side,
+        layer=_whole_numbers(table, "layer", "tensor"),
+        head=_whole_numbers(table, "head", "tensor"),
+        stored_reads=_figures(table, "stored_reads", "tensor"),
+        figures={name: _figures(table, name, "tensor") for name, kind in TENSOR_COLUMNS.items() if kind == "float64"},
+    )
+    if min(rows.layer.min(initial=0), rows.head.min(initial=0)) < 0 or rows.layer.max(initial=0) >= MAX_LAYERS:
+        raise PackError(f"tensor rows: layers must lie between 0 and {MAX_LAYERS - 1}, heads at 0 or above")
+    order = np.lexsort((rows.figures["output_relative"], rows.head, rows.layer, side, document, arm))
+    ordered, arm = rows.take(order), arm[order]
+    return TensorTable(
+        documents, sides, {name: ordered.take(arm == code) for code, name in enumerate(arm_names) if code in arm}
+    )
 
 
 def _right(table: ArrowTable, answer: str) -> Floats:

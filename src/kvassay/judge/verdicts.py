@@ -11,9 +11,14 @@ from kvassay.core.records import Arm, FormatVerdict, Outcome, Role, Verdicts
 from kvassay.errors import PackError
 from kvassay.judge.arm_clauses import Evidence, JudgedArm, judge_arm
 from kvassay.judge.formats import Conclusion, conclude, format_verdict, format_verdicts, overall
-from kvassay.judge.pairing import item_faults, token_faults
-from kvassay.judge.rows import ArrowTable, read_items, read_tokens
+from kvassay.judge.generation_faults import generation_faults
+from kvassay.judge.generation_rows import read_generations
+from kvassay.judge.numeric import tensor_faults
+from kvassay.judge.pairing import item_faults, joined, token_faults
+from kvassay.judge.rows import NO_TENSORS, ArrowTable, read_items, read_tensors, read_tokens
 from kvassay.judge.run_controls import RunControls
+from kvassay.judge.sequential import stop_faults
+from kvassay.judge.token_slices import run_counts
 
 
 def judge(
@@ -22,10 +27,14 @@ def judge(
     ledgers: Mapping[str, ByteLedger],
     tokens: ArrowTable,
     items: ArrowTable,
+    *,
+    generations: ArrowTable | None = None,
+    tensors: ArrowTable | None = None,
 ) -> Verdicts:
     """Judge a run. Equal inputs give equal verdicts on every machine; the order of arms and rows does not matter.
 
-    `ledgers` are by arm name. `tokens` and `items` are `pyarrow.Table`s with the columns of `kvassay.core.records`.
+    `ledgers` are by arm name. `tokens`, `items`, `generations` and `tensors` are `pyarrow.Table`s with the columns of
+    `kvassay.core.records`; clauses of a table that is not given are NOT_MEASURED.
     Formats come out in this order: the contract's candidates, run or not; candidates that it does not name; canaries;
     A/A runs. Raises PackError for tables that cannot be read as rows, rows of undeclared arms, and arms named twice.
     """
@@ -33,11 +42,21 @@ def judge(
     if len(set(names)) != len(names):
         raise PackError(f"arms must have distinct names, found {sorted(names)}")
     token_table, item_table = read_tokens(tokens, sorted(names)), read_items(items, sorted(names))
+    generation_table = read_generations(generations, sorted(names))
+    tensor_table = NO_TENSORS if tensors is None else read_tensors(tensors, sorted(names))
     evidence = Evidence(
         tokens=token_table,
         items=item_table,
+        generations=generation_table,
         token_faults=token_faults(token_table, contract.text),
-        item_faults={task: item_faults(item_table, task, contract) for task in contract.task},
+        item_faults={
+            task: joined(item_faults(item_table, task, contract), stop_faults(contract, task, arms, item_table))
+            for task in contract.task
+        },
+        token_counts=run_counts(token_table, contract.text),
+        generation_faults=generation_faults(generation_table, contract.free_running),
+        tensors=tensor_table,
+        tensor_faults=tensor_faults(tensor_table) if contract.numeric.bounds else {},
     )
     candidates, strangers = _candidates(contract, arms)
     others = sorted(

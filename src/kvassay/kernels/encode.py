@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,13 +27,31 @@ def encodes(spec: QuantSpec) -> bool:
     )
 
 
+def integer_grid(spec: QuantSpec, dim: int) -> Any:
+    """The grid of a spec that is served, for the compiled module's own calls."""
+    assert spec.scale_dtype is not None, "the caller asked whether the spec is served"
+    return native_module().IntegerGrid(
+        num_bits=spec.num_bits,
+        symmetric=spec.symmetric,
+        is_signed=spec.code_dtype == "int8",
+        group=_group(spec, dim),
+        scale_type=_SCALE_TYPES[spec.scale_dtype],
+    )
+
+
+def _group(spec: QuantSpec, dim: int) -> int:
+    """Values that share a scale."""
+    group = spec.group_size if spec.granularity is Granularity.GROUP else dim
+    assert group is not None, "a granularity by group has a size"
+    return group
+
+
 def encode(spec: QuantSpec, values: Tensor) -> Encoded | None:
     """Codes of `[batch, kv_heads, tokens, dim]`; None where the codec must do it or has an error to raise."""
     if values.dtype == torch.float64 or values.device.type != "cpu" or not values.numel():
         return None
     *outer, dim = values.shape
-    group = spec.group_size if spec.granularity is Granularity.GROUP else dim
-    assert group is not None, "a granularity by group has a size"
+    group = _group(spec, dim)
     if dim % group or group * spec.num_bits % 8:
         return None
     values = values.to(torch.float32).contiguous()

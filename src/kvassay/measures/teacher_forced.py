@@ -1,7 +1,8 @@
 """Teacher-forced measures: the candidate's next-token distribution against the reference's, on a fixed history.
 
-KL(reference || candidate), its reverse, negative log likelihood of the true next token under both, and agreement of
-the most likely token. All in nats, one value a decode position.
+KL(reference || candidate), its reverse, negative log likelihood of the true next token under both, how sure the
+reference is, and agreement of the most likely token and of the ten most likely ones. All in nats or shares, one value
+a decode position.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch import Tensor
 CHUNK_TOKENS = 128
 """Positions whose logits exist at one time; the vocabulary may be 262,144 wide."""
 
+TOP = 10
+"""Tokens whose overlap is measured: what common settings of top-k sampling and of logprobs in serving show."""
+
 Head = Callable[[Tensor], Tensor]
 
 
@@ -26,7 +30,11 @@ class TokenMeasures(NamedTuple):
     reverse_kl_nats: Float[Tensor, " positions"]
     nll_reference_nats: Float[Tensor, " positions"]
     nll_candidate_nats: Float[Tensor, " positions"]
+    reference_top1_nats: Float[Tensor, " positions"]
+    """Minus log probability of the reference's most likely token: 0 where it is certain."""
     top1_agrees: Bool[Tensor, " positions"]
+    top10_overlap: Float[Tensor, " positions"]
+    """Share of the reference's ten most likely tokens (of all, in a smaller vocabulary) among the candidate's ten."""
 
 
 @torch.inference_mode()
@@ -43,16 +51,22 @@ def compare_distributions(
         reference = torch.log_softmax(head(reference_hidden[part]), dim=-1)
         probabilities = reference.exp()
         targets = next_token_ids[part, None]
+        top = reference.topk(min(TOP, reference.shape[-1]), dim=-1)
         for name, hidden in candidate_hidden.items():
             candidate = torch.log_softmax(head(hidden[part]), dim=-1)
             difference = reference - candidate
+            kl = (probabilities * difference).sum(-1)
+            shared = (top.indices[:, :, None] == candidate.topk(top.indices.shape[-1]).indices[:, None, :]).any(-1)
+            overlap = shared.to(kl.dtype).mean(-1)
             pieces[name].append(
                 TokenMeasures(
-                    kl_nats=(probabilities * difference).sum(-1),
+                    kl_nats=kl,
                     reverse_kl_nats=-(candidate.exp() * difference).sum(-1),
                     nll_reference_nats=-reference.gather(1, targets)[:, 0],
                     nll_candidate_nats=-candidate.gather(1, targets)[:, 0],
+                    reference_top1_nats=-top.values[:, 0],
                     top1_agrees=reference.argmax(-1) == candidate.argmax(-1),
+                    top10_overlap=torch.where(torch.isfinite(kl), overlap, torch.nan),
                 )
             )
     return {name: TokenMeasures(*map(torch.cat, zip(*parts, strict=True))) for name, parts in pieces.items()}

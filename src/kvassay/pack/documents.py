@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kvassay.core.digest import sha256_json
+from kvassay.core.slices import ROLE
 from kvassay.judge.rows import read_items, read_tokens
 from kvassay.pack import layout
 from kvassay.pack.checks import Check
@@ -26,6 +27,14 @@ class _Document(BaseModel):
     slice: str
     tokens: int
     scored_sha256: str
+    roles: tuple[tuple[str, int], ...] = ()
+    """Of a conversation's rows, in order, each with its number of rows."""
+
+    def cells(self, rows: int) -> list[str]:
+        """The `slice` cell of each of its rows, which are `rows` if the subject tells the truth."""
+        if not self.roles:
+            return [self.slice] * rows
+        return [f"{self.slice},{ROLE}{role}" for role, count in self.roles for _ in range(min(count, rows + 1))]
 
 
 _DOCUMENTS = TypeAdapter(tuple[_Document, ...])
@@ -75,7 +84,7 @@ def _document_fault(pack: PackContent, documents: dict[str, _Document]) -> str |
                 return (
                     f"the tokens of document {name!r} in the rows of {arm} are not those that {layout.SUBJECT} hashes"
                 )
-            if {table.slices[code] for code in set(rows.slice[begin:end].tolist())} != {document.slice}:
+            if [table.slices[code] for code in rows.slice[begin:end].tolist()] != document.cells(end - begin):
                 return f"{arm} has document {name!r} in another slice than {layout.SUBJECT}"
         if missing := sorted(set(documents) - seen):
             return f"{arm} has no rows of document {missing[0]!r}, which {layout.SUBJECT} lists"
@@ -89,9 +98,13 @@ def measured_length_fault(pack: PackContent, pair: ArmLedgers) -> str | None:
     if len(found) > 1 or batch != 1:
         return "computed and allocated ledger must be of one row and of the same number of tokens"
     text = pack.contract.text
-    if pack.contract.has_fidelity:
+    if pack.contract.needs_text:
         planned = text.prompt_tokens + text.scored_tokens
         return None if tokens == planned else f"the ledger is of {tokens} tokens, documents have {planned}"
+    if pack.contract.has_free_running and not pack.contract.task:
+        free = pack.contract.free_running
+        planned = free.prompt_tokens + free.generated_tokens
+        return None if tokens == planned else f"the ledger is of {tokens} tokens, generation reaches {planned}"
     # The question and the answer stand behind the context, and their length is not in the rows.
     items = read_items(pack.tables.items, [arm.name for arm in pack.arms])
     longest = max((int(np.nan_to_num(rows.context_tokens).max()) for rows in items.arms.values()), default=0)

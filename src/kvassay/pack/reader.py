@@ -15,8 +15,8 @@ from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm, Verdicts
 from kvassay.errors import KvassayError, PackError
 from kvassay.pack import layout
-from kvassay.pack.files import read_manifest
-from kvassay.pack.layout import PACK_SCHEMA, PackManifest
+from kvassay.pack.files import read_manifest, read_schema, verify_files
+from kvassay.pack.layout import ABORTED_SCHEMA, PACK_SCHEMA, PackManifest
 from kvassay.pack.manifest import first_fault
 from kvassay.pack.plain_files import list_files, read_plain
 from kvassay.pack.strict_json import MAX_JSON_NBYTES, parse_json, render_json
@@ -60,7 +60,21 @@ class PackContent(NamedTuple):
 
 def read_pack(path: Path) -> PackContent:
     """Read the pack at `path`; raises PackError naming the file and the fault."""
+    if read_schema(path) == ABORTED_SCHEMA:
+        raise PackError(
+            f"{str(path)!r} is an aborted run, which was not judged; kvassay verify says why it ended, and kvassay "
+            "assess --after names it in a new one"
+        )
     return _read(path, cast("PackManifest", read_manifest(path, PACK_SCHEMA, PackManifest)))
+
+
+def read_whole_pack(path: Path) -> PackContent:
+    """Read a pack whose every file is as its manifest says; raises PackError naming the first that is not."""
+    pack = read_pack(path)
+    assert pack.manifest is not None, "read_pack reads it"
+    if failed := [check for check in verify_files(path, pack.manifest) if not check.passed]:
+        raise PackError(f"{str(path)!r} is not what its run wrote: {failed[0].sentence}; see kvassay verify")
+    return pack
 
 
 def read_partial(path: Path) -> PackContent:

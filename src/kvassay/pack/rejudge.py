@@ -25,7 +25,16 @@ def rejudge_check(pack: PackContent, stored: bytes) -> Check:
         )
     computed = {arm: pair.computed for arm, pair in pack.ledgers.items()}
     try:
-        again = judge(pack.contract, pack.arms, computed, pack.tables.tokens, pack.tables.items)
+        tables = pack.tables
+        again = judge(
+            pack.contract,
+            pack.arms,
+            computed,
+            tables.tokens,
+            tables.items,
+            generations=tables.generations,
+            tensors=tables.tensors,
+        )
         rendered = render_json(again.model_dump(mode="json"))
     except Exception as error:  # rows of a stranger: whatever they cause is a failed check and no crash
         return Check("rejudge", False, f"the rows cannot be judged: {type(error).__name__}: {error}")

@@ -30,10 +30,14 @@ def render_json(value: object) -> bytes:
         raise PackError(f"a value cannot be written as JSON: {_one_line(error)}") from error
 
 
-def parse_json(data: bytes, origin: str) -> Any:
-    """The value of `data`; raises PackError naming `origin` and the fault."""
-    if len(data) > MAX_JSON_NBYTES:
-        raise PackError(f"{origin}: {len(data)} bytes, at most {MAX_JSON_NBYTES} are read as JSON")
+def parse_json(data: bytes, origin: str, *, max_nbytes: int = MAX_JSON_NBYTES, any_integers: bool = False) -> Any:
+    """The value of `data`; raises PackError naming `origin` and the fault.
+
+    `any_integers` also takes those beyond 2^53 and unpaired surrogates, which a stranger's log may hold in fields that
+    nobody reads here.
+    """
+    if len(data) > max_nbytes:
+        raise PackError(f"{origin}: {len(data)} bytes, at most {max_nbytes} are read as JSON")
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -41,7 +45,8 @@ def parse_json(data: bytes, origin: str) -> Any:
             parse_constant=_no_constant,
             parse_float=_finite_float,
         )
-        canonical_json(value)  # refuses integers that a double cannot hold and unpaired surrogates
+        if not any_integers:
+            canonical_json(value)  # refuses integers that a double cannot hold and unpaired surrogates
     except (ValueError, RecursionError) as error:
         raise PackError(f"{origin}: not valid JSON: {_one_line(error)}") from error
     return value

@@ -10,6 +10,7 @@ be null, which means that it was not measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kvassay.core.records import ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS
+from kvassay.core.records import GENERATION_COLUMNS, ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS
 from kvassay.errors import PackError
 from kvassay.pack.plain_files import open_plain
 
@@ -28,6 +29,7 @@ TABLE_COLUMNS: dict[str, dict[str, str]] = {
     "tokens": TOKEN_COLUMNS,
     "items": ITEM_COLUMNS,
     "tensors": TENSOR_COLUMNS,
+    "generations": GENERATION_COLUMNS,
 }
 CONTRACT_KEY = b"kvassay.contract_sha256"
 TABLE_KEY = b"kvassay.table"
@@ -52,7 +54,13 @@ _IDENTIFYING = frozenset(
         "position",
         "token_id",
         "layer",
+        "head",
         "substituted",
+        "prompt",
+        "prompt_ids",
+        "end_ids",
+        "reference_ids",
+        "candidate_ids",
     }
 )
 
@@ -63,6 +71,7 @@ class Tables(NamedTuple):
     tokens: ArrowTable
     items: ArrowTable
     tensors: ArrowTable
+    generations: ArrowTable
 
 
 def table_file(table: str) -> str:
@@ -78,6 +87,11 @@ def rows_per_arm(table: ArrowTable) -> dict[str, int]:
     """Number of rows of each arm, arms in the order of their first row."""
     counts = pc.value_counts(table.column("arm")).to_pylist()
     return {count["values"]: count["counts"] for count in counts}
+
+
+def rows_of_arms(table: ArrowTable, arms: Sequence[str]) -> ArrowTable:
+    """The rows of these arms alone, in their order."""
+    return table.filter(pc.is_in(table.column("arm"), value_set=pa.array(list(arms), pa.string())))
 
 
 class ReadTable(NamedTuple):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from kvassay.errors import PackError
+from kvassay.pack.aborted import earlier_sentence
 from kvassay.pack.agreement import (
     arm_checks,
     contract_checks,
@@ -18,11 +19,13 @@ from kvassay.pack.agreement import (
     ledger_checks,
     row_count_checks,
 )
+from kvassay.pack.captured import captured_checks
 from kvassay.pack.checks import Check, Verification, printable_checks
 from kvassay.pack.documents import document_checks
 from kvassay.pack.files import read_manifest, verify_files
 from kvassay.pack.layout import PACK_SCHEMA, VERDICTS, PackManifest
 from kvassay.pack.plain_files import read_plain
+from kvassay.pack.prompts import prompt_checks
 from kvassay.pack.reader import read_pack
 from kvassay.pack.rejudge import rejudge_check
 from kvassay.pack.strict_json import MAX_JSON_NBYTES
@@ -41,6 +44,7 @@ def verify_pack(path: Path, expect_root: str | None = None) -> Verification:
 
 def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
     yield from known_file_checks(manifest)
+    yield Check("earlier-runs", True, f"the manifest {earlier_sentence(manifest.after)}")
     try:
         pack = read_pack(path)
         verdicts = read_plain(path, VERDICTS, MAX_JSON_NBYTES)
@@ -52,6 +56,8 @@ def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
     yield from _guarded("row-counts", lambda: row_count_checks(pack, manifest))
     yield from _guarded("arms", lambda: arm_checks(pack))
     yield from _guarded("documents", lambda: document_checks(pack))
+    yield from _guarded("prompts", lambda: prompt_checks(pack))
+    yield from _guarded("captured", lambda: captured_checks(pack))
     yield from _guarded("ledgers", lambda: ledger_checks(pack))
     yield rejudge_check(pack, verdicts)
 

@@ -19,15 +19,7 @@ def write_whole_file(path: Path, data: bytes) -> None:
     out = Path(os.path.abspath(path))
     shown = repr(str(path))
     partial = out.with_name(f".kvassay-{secrets.token_hex(8)}.partial")
-    try:
-        # Asked of the system, which knows how long a name may be here.
-        os.lstat(out)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise PackError(f"{shown} cannot be written: {error.strerror}") from error
-    else:
-        raise _exists(shown)
+    refuse_existing(path)
     try:
         with partial.open("xb") as file:
             file.write(data)
@@ -41,6 +33,19 @@ def write_whole_file(path: Path, data: bytes) -> None:
     finally:
         with signals_held(), suppress(OSError):
             partial.unlink()
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise PackError where `path` exists in any form, or cannot: before work whose result it is for."""
+    shown = repr(str(path))
+    try:
+        # Asked of the system, which knows how long a name may be here.
+        os.lstat(Path(os.path.abspath(path)))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise PackError(f"{shown} cannot be written: {error.strerror}") from error
+    raise _exists(shown)
 
 
 def _exists(shown: str) -> PackError:

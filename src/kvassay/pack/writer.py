@@ -12,10 +12,20 @@ from kvassay.core.records import Arm, Verdicts
 from kvassay.errors import PackError
 from kvassay.pack import layout
 from kvassay.pack.folder import FolderWriter
-from kvassay.pack.layout import PACK_SCHEMA, REQUIRED_FILES, PackManifest, chart_file
+from kvassay.pack.layout import (
+    ABORTED_FILES,
+    ABORTED_SCHEMA,
+    PACK_SCHEMA,
+    REQUIRED_FILES,
+    EarlierRun,
+    PackManifest,
+    chart_file,
+)
+from kvassay.pack.plain_files import list_files
 from kvassay.pack.reader import ArmLedgers, PackContent, plain_tables, read_partial
 from kvassay.pack.row_writer import Rows, RowWriter
-from kvassay.pack.tables import TABLE_COLUMNS, Tables, read_table, table_file
+from kvassay.pack.signals import signals_held
+from kvassay.pack.tables import TABLE_COLUMNS, Tables, read_table, rows_per_arm, table_file
 
 
 class PackWriter:
@@ -24,7 +34,7 @@ class PackWriter:
         with PackWriter(out, contract, contract_toml) as pack:
             pack.append_tokens({"arm": "kivi-4", "document": "d1", "position": positions, ...})
             tables = pack.tables()
-            pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items))
+            pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items, tensors=tables.tensors))
             ...
             pack.write_report(render(pack.content()))
             manifest = pack.commit()
@@ -33,8 +43,9 @@ class PackWriter:
     other columns and for want of room. Leaving the block without `commit` leaves nothing at `out`.
     """
 
-    def __init__(self, out: Path, contract: Contract, contract_toml: str) -> None:
+    def __init__(self, out: Path, contract: Contract, contract_toml: str, after: Sequence[EarlierRun] = ()) -> None:
         """`contract_toml` is the source text as given, from which `contract` was parsed."""
+        self._after = [run.model_dump(mode="json") for run in after]
         self._contract_sha256 = contract.sha256  # before anything is made: it fails for what JSON cannot hold
         self._folder = FolderWriter(out, PACK_SCHEMA, PackManifest)
         self._rows: dict[str, RowWriter] = {}
@@ -69,6 +80,9 @@ class PackWriter:
 
     def append_tensors(self, rows: Rows) -> None:
         self._append("tensors", rows)
+
+    def append_generations(self, rows: Rows) -> None:
+        self._append("generations", rows)
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         self._folder.write_json(layout.PLAN, dict(plan))
@@ -112,14 +126,40 @@ class PackWriter:
             missing = [name for name in REQUIRED_FILES if not (self._folder.partial / name).is_file()]
             if missing:
                 raise PackError(f"pack {str(self.out)!r} is incomplete: {', '.join(missing)} was never written")
-            facts = {
-                "contract_sha256": self._contract_sha256,
-                "row_counts": {table: rows.counts for table, rows in self._rows.items()},
-            }
-            return cast("PackManifest", self._folder.commit(facts))
+            return self._put_in_place({table: rows.counts for table, rows in self._rows.items()})
         except BaseException:
             self.discard()
             raise
+
+    def abort(self, record: Mapping[str, Any]) -> PackManifest | None:
+        """Put the rows so far in place as an aborted pack, with `record` (`pack.aborted.AbortedRun`) saying why.
+
+        None, and nothing stays, where no row was measured or the rows cannot be written any more. Signals wait, as
+        while something half-written is removed.
+        """
+        if not any(rows.counts for rows in self._rows.values()):
+            return None
+        with signals_held():
+            try:
+                # As a verifier will read them: a file that could not be finished is no record, and a signal between
+                # a row and its count must not matter.
+                counts = {table: rows_per_arm(rows) for table, rows in self.tables()._asdict().items()}
+                for name in set(list_files(self._folder.partial).names) - set(ABORTED_FILES):
+                    (self._folder.partial / name).unlink()
+                self._folder.write_json(layout.ABORTED, dict(record))
+                self._folder.schema = ABORTED_SCHEMA
+                return self._put_in_place(counts)
+            except Exception:  # the error that ended the run is told, not this one
+                self.discard()
+                return None
+
+    def _put_in_place(self, row_counts: Mapping[str, Mapping[str, int]]) -> PackManifest:
+        facts = {
+            "contract_sha256": self._contract_sha256,
+            "row_counts": row_counts,
+            "after": self._after,
+        }
+        return cast("PackManifest", self._folder.commit(facts))
 
     def discard(self) -> None:
         """Remove all that was written. Does nothing after `commit`."""

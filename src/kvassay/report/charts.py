@@ -12,6 +12,7 @@ from kvassay.report.frontier_chart import frontier_chart
 from kvassay.report.layer_chart import layer_chart
 from kvassay.report.ledger_chart import ledger_chart
 from kvassay.report.slice_chart import slice_chart
+from kvassay.report.survival_chart import survival_chart
 
 
 class ChartKind(NamedTuple):
@@ -71,17 +72,36 @@ KINDS: tuple[ChartKind, ...] = (
         slice_chart,
     ),
     ChartKind(
+        "agreement-survival",
+        "Survival of agreement, free-running",
+        "For each format one strip. Horizontal: generated tokens. Vertical, 0 to 100%: share of prompts whose output "
+        "is still equal to the reference's, with its pointwise confidence band. A dashed line is the reference run "
+        "again, the noise floor.",
+        (
+            ("arm", "format"),
+            ("tokens", "tokens"),
+            ("prompts", "prompts"),
+            ("equal", "still equal"),
+            ("share", "share"),
+            ("low", "lower bound"),
+            ("high", "upper bound"),
+        ),
+        survival_chart,
+    ),
+    ChartKind(
         "error-by-layer",
         "Relative output error by layer",
         "A heat map. Horizontal: layers of the model. For each format three rows: only the keys replaced "
         "by their decoded "
         "codes, only the values, or both. A stronger colour is a larger relative error of the attention "
         "output; the largest "
-        "over the captured documents.",
+        "over the KV heads of the layer and the captured documents.",
         (
             ("arm", "format"),
             ("substituted", "replaced"),
             ("layer", "layer"),
+            ("head", "worst KV head"),
+            ("document", "document"),
             ("output_relative", "relative output error"),
         ),
         layer_chart,

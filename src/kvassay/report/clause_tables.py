@@ -15,7 +15,13 @@ from kvassay.report.outcomes import ROLE_WORDS, Mark, control_mark, mark, severi
 NOT_MEASURED = "not measured"
 NO_BOUND = "no bound"
 
-_SOURCES = {"fidelity": table_file("tokens"), "task": table_file("items"), "bytes": layout.LEDGERS}
+_SOURCES = {
+    "fidelity": table_file("tokens"),
+    "free_running": table_file("generations"),
+    "numeric": table_file("tensors"),
+    "task": table_file("items"),
+    "bytes": layout.LEDGERS,
+}
 
 
 class ClauseRow(NamedTuple):

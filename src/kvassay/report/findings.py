@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvassay.core.records import ClauseVerdict, FormatVerdict
 from kvassay.pack.reader import PackContent
+from kvassay.report.free_running import ArmOutputs, arm_outputs
 from kvassay.report.ledger_figures import LedgerFigures, leading_ledger, ledger_figures
 from kvassay.report.numeric_level import LayerError, layer_errors
 from kvassay.report.token_summary import ALL, KlSummary, slice_summaries, summarise_kl
@@ -33,6 +34,8 @@ class Findings(NamedTuple):
     figures: dict[str, LedgerFigures]
     """By arm, of the ledger of the real cache where one ran."""
     layers: tuple[LayerError, ...]
+    outputs: tuple[ArmOutputs, ...]
+    """One an arm that has usable generation rows."""
 
 
 def find(content: PackContent) -> Findings:
@@ -45,6 +48,7 @@ def find(content: PackContent) -> Findings:
         mean_kl=_mean_kl(content, kl),
         figures={arm: ledger_figures(arm, leading_ledger(pair)) for arm, pair in content.ledgers.items()},
         layers=tuple(layer_errors(content)),
+        outputs=tuple(arm_outputs(content)),
     )
 
 

@@ -16,6 +16,7 @@ from kvassay.report.charts import Chart, charts
 from kvassay.report.clause_tables import engagement, format_clauses, run_controls
 from kvassay.report.figures import NOT_RECORDED, Shown, number
 from kvassay.report.findings import Findings, find
+from kvassay.report.free_running import free_running_level
 from kvassay.report.frontier_chart import noise_floor
 from kvassay.report.layer_chart import arms_left_out
 from kvassay.report.ledger_tables import ledger_tables
@@ -94,7 +95,8 @@ def _render(findings: Findings, drawings: list[Drawing], detail: Detail) -> str:
             slices=slices(content, detail.slice_clauses),
             worst=worst_rows(findings),
             examples=worst_examples(content, detail.examples_per_arm),
-            numeric=numeric_level(findings.layers, detail.further_layers),
+            free_running=free_running_level(content, findings.outputs),
+            numeric=numeric_level(content, findings.layers, detail.further_layers),
             measures=MEASURES,
             chart_arms_left_out=arms_left_out(findings),
             ledgers=ledger_tables(content),

@@ -1,4 +1,7 @@
-"""Relative output error of every layer as a heat map, with keys, values or both replaced."""
+"""Relative output error of every layer as a heat map, with keys, values or both replaced.
+
+A layer shows its worst KV head: it is as good as the head that lost most.
+"""
 
 from __future__ import annotations
 
@@ -86,6 +89,8 @@ def _cell(error: LayerError, top: float, edges: list[float], bands: list[str]) -
         "arm": visible(error.arm),
         "substituted": error.substituted,
         "layer": error.layer,
+        "head": error.head,
+        "document": visible(error.document),
         "left": error.layer - 0.5,
         "right": error.layer + 0.5,
         "output_relative": value,

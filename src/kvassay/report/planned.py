@@ -14,6 +14,7 @@ from kvassay.report.free_fields import field, members_at, number_at, objects_at,
 class PlannedClause(NamedTuple):
     arm: str
     clause: str
+    slice: str
     expected: Shown
     limit: Shown
     unit: str
@@ -44,6 +45,7 @@ class Stage(NamedTuple):
 class Planned(NamedTuple):
     pilot_documents: Shown
     pilot_items: Shown
+    pilot_prompts: Shown
     pilot_ids: tuple[str, ...]
     pilot_overlap: str
     """Whether documents of the pilot are among those that were judged."""
@@ -65,6 +67,7 @@ def planned(content: PackContent) -> Planned:
     return Planned(
         pilot_documents=number(number_at(plan, "pilot", "documents")),
         pilot_items=number(number_at(plan, "pilot", "items")),
+        pilot_prompts=number(number_at(plan, "pilot", "prompts")),
         pilot_ids=pilot_ids,
         pilot_overlap=_overlap(pilot_ids, content),
         clauses=tuple(_clause(one) for one in objects_at(plan, "clauses")),
@@ -93,8 +96,8 @@ def total_seconds(environment: dict[str, Any]) -> float | None:
 
 
 def measuring_seconds(environment: dict[str, Any]) -> float | None:
-    """Time of the stages that the plan predicts: documents and items. None where neither is recorded."""
-    found = [number_at(environment, "seconds", stage) for stage in ("documents", "items")]
+    """Time of the stages that the plan predicts, the levels. None where none is recorded."""
+    found = [number_at(environment, "seconds", stage) for stage in ("documents", "items", "prompts")]
     known = [float(value) for value in found if value is not None]
     return math.fsum(known) if known else None
 
@@ -113,7 +116,8 @@ def _clause(clause: dict[str, Any]) -> PlannedClause:
     return PlannedClause(
         arm=text_at(clause, "arm") or NOT_RECORDED,
         clause=text_at(clause, "clause") or NOT_RECORDED,
-        expected=number(number_at(clause, "expected")),
+        slice=text_at(clause, "slice") or NOT_RECORDED,
+        expected="–" if _is_null(clause, "expected") else number(number_at(clause, "expected")),
         limit=given(number_at(clause, "limit")),
         unit=text_at(clause, "unit") or NOT_RECORDED,
         n_planned=number(number_at(clause, "n_planned")),

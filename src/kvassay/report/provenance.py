@@ -62,7 +62,12 @@ _FILES = {
     **dict(
         zip(
             layout.ROW_FILES,
-            ("one row a decode position", "one row a task item", "one row a layer of a captured document"),
+            (
+                "one row a decode position of the teacher-forced level",
+                "one row a task item",
+                "one row a cell of a captured document",
+                "one row a prompt of the free-running level",
+            ),
             strict=True,
         )
     ),
@@ -101,6 +106,7 @@ def provenance(content: PackContent, max_documents: int, max_sources: int) -> Pr
 
 def _groups(content: PackContent) -> tuple[FactGroup, ...]:
     environment, subject = content.environment, content.subject
+    weights = members_at(subject, "model", "quantized_weights")
 
     def text(record: object, *path: str) -> str:
         return text_at(record, *path) or NOT_RECORDED
@@ -111,7 +117,12 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
             (
                 *(
                     Fact(name, text(subject, "model", name))
-                    for name in ("name", "source", "stored_weights", "revision", "dtype")
+                    for name in ("name", "source", "stored_weights", "weights", "revision", "dtype")
+                ),
+                *(
+                    Fact(f"quantized weights: {name.replace('_', ' ')}", text(weights, name))
+                    for name in ("package", "bits", "group_size", "linear_layers", "nbytes", "sha256")
+                    if weights
                 ),
                 Fact("parameters", number(number_at(subject, "model", "parameters"))),
                 *(

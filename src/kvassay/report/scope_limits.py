@@ -14,7 +14,10 @@ from kvassay.report.free_fields import number_at, objects_at, text_at
 _FIDELITY = {
     "kl_mean": "the mean of KL",
     "kl_exceed": "the tail of KL",
+    "reverse_kl_mean": "the mean of the reverse KL",
     "nll_delta": "the change of log likelihood of the text",
+    "top1_agreement": "agreement of the most likely token",
+    "topk_agreement": "agreement of the ten most likely tokens",
 }
 
 
@@ -65,6 +68,11 @@ def _workload(content: PackContent) -> tuple[str, ...]:
         "were not measured: "
         "KV formats that one model bears can ruin another."
     ]
+    if contract.subject.weights != "stored":
+        sentences.append(
+            f"The weights ran as {contract.subject.weights}, in the reference and under every format alike: what that "
+            "costs the model is part of no figure here, and verdicts on the stored weights are another run's."
+        )
     if tokens.num_rows:
         documents = len(distinct(tokens, "document"))
         longest = (largest(tokens, "position") or 0) + 1
@@ -77,10 +85,7 @@ def _workload(content: PackContent) -> tuple[str, ...]:
         )
         names = distinct(tokens, "slice")
         if len(names) == 1:
-            sentences.append(
-                "The text has one slice only: languages, rare tokens, retrieval positions and domains are "
-                "not told apart."
-            )
+            sentences.append("The text is of one kind: languages and domains are not told apart.")
     for task in sorted(contract.task):
         sentences.append(
             f"The task “{task}” ({contract.task[task].kind}) is generated from a seed and scored teacher-forced. It "
@@ -98,12 +103,22 @@ def _quality(content: PackContent) -> tuple[str, ...]:
         sentences.append(f"The contract has no bound on {_listed(absent)}.")
     if content.tables.tokens.num_rows:
         sentences.append(
-            "Fidelity was scored on a fixed history (teacher-forced). Free-running generation, where an "
-            "early difference "
-            "changes all that follows, was not measured."
+            "Fidelity was scored on a fixed history (teacher-forced)."
+            + (
+                ""
+                if content.tables.generations.num_rows
+                else " Free-running generation, where an early difference changes all that follows, was not measured."
+            )
         )
     else:
         sentences.append("No token rows exist: fidelity was not measured.")
+    if content.tables.generations.num_rows:
+        free = contract.free_running
+        sentences.append(
+            f"Free-running outputs are of at most {free.generated_tokens:,} tokens after prompts of "
+            f"{free.prompt_tokens:,}; nothing is shown for longer ones. A divergence is another text, which need not "
+            "be a worse one: whether outputs are still right is what tasks show."
+        )
     if not contract.task:
         sentences.append("The contract has no task: a small KL alone does not show that a task is still solved.")
     elif not content.tables.items.num_rows:
@@ -114,8 +129,12 @@ def _quality(content: PackContent) -> tuple[str, ...]:
         documents = len(distinct(content.tables.tensors, "document"))
         plural = "" if documents == 1 else "s"
         sentences.append(
-            f"Array and output errors come from {documents} document{plural}; they explain a result and "
-            "decide no verdict."
+            f"Array, score, weight and output errors come from {documents} document{plural}; "
+            + (
+                "the clauses on them bound attention and not what the model answers."
+                if contract.numeric.bounds
+                else "they explain a result and decide no verdict."
+            )
         )
     if not objects_at(content.subject, "examples"):
         sentences.append("No worst examples are recorded.")

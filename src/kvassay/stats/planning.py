@@ -6,11 +6,9 @@ when not one pair is discordant, and raised until the enumerated power of the ve
 asked for (with few pairs the formula promises up to 10 points too much).
 
 Mean over documents with coefficient of variation CV and mean mu under the limit tau:
-D >= ((z_alpha + z_beta)·CV·mu/(tau − mu))², at least 20. That leaves out what skew does to a studentized bound: it
-lies higher by the Edgeworth terms skew·(2z² + 1)/(6√D) + (z³ + z)/(4D) (P. Hall, The Bootstrap and Edgeworth
-Expansion, 1992, section 2.3), it varies with the mean, and its tail is read slightly below alpha
-(`cluster.bootstrap_level`). So D is raised until `documents_power`, which counts these in, reaches the power asked for.
-The skew is that of a gamma distribution, 2·CV, and at most 2.
+D >= ((z_alpha + z_beta)·CV·mu/(tau − mu))², at least 20. That leaves out skew, which a studentized bound pays for, and
+the lognormal floor of `cluster`. So D is raised until the verdict's own rule, run on simulated lognormal documents with
+this CV (`document_power`), reaches the power asked for.
 
 p_d and CV come from a pilot that is not used again for the verdict.
 """
@@ -23,16 +21,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvassay.stats.cluster import MINIMUM_DOCUMENTS, bootstrap_level
-from kvassay.stats.distributions import normal_quantile, normal_upper_tail
+from kvassay.stats.cluster import MINIMUM_DOCUMENTS
+from kvassay.stats.distributions import normal_quantile
+from kvassay.stats.document_power import simulated_power
 from kvassay.stats.unconditional import least_gains, region_probability, worst_case_probability
 
 _SEARCH_GROWTH = 1.04
 _SEARCH_STEPS = 40
+_SEARCH_SHARE = 256
+"""Documents are found to one part in this many."""
 _ENUMERATED_PAIRS = 20_000
 """Above this the normal formula is exact enough, and the number it gives is kept."""
 _Z_HALVINGS = 10
-_MOST_SKEW = 2.0
 
 
 class PairsPlan(NamedTuple):
@@ -108,35 +108,30 @@ def plan_documents(
         return DocumentsPlan(None, None)
     quantiles = normal_quantile(1 - alpha) + normal_quantile(power)
     by_formula = max(1, math.ceil((quantiles * variation * abs(mean) / (limit - mean)) ** 2))
-    low, high = MINIMUM_DOCUMENTS - 1, max(MINIMUM_DOCUMENTS, by_formula)
+    low, high = max(MINIMUM_DOCUMENTS - 1, by_formula // 2), max(MINIMUM_DOCUMENTS, by_formula)
     while documents_power(high, mean, variation, limit, alpha) < power:
         low, high = high, 2 * high
-    while high - low > 1:
+    while high - low > max(1, high // _SEARCH_SHARE):
         middle = (low + high) // 2
         if documents_power(middle, mean, variation, limit, alpha) < power:
             low = middle
         else:
             high = middle
-    return DocumentsPlan(high, by_formula)
+    return DocumentsPlan(max(high, by_formula), by_formula)
 
 
 def documents_power(documents: int, mean: float, variation: float, limit: float, alpha: float = 0.05) -> float:
     """Probability of MET for a clause on a mean; 0 below 20 documents.
 
-    For the power of BREACHED turn the signs of `mean` and `limit`: the skew turns with them.
+    For the power of BREACHED turn the signs of `mean` and `limit`: documents of a negative mean are lognormal with
+    the sign turned, and so is their skew.
     """
     _check_mean(mean, variation)
     if documents < MINIMUM_DOCUMENTS:
         return 0.0
-    se = variation * abs(mean) / math.sqrt(documents)
-    if se == 0:
+    if variation * mean == 0:
         return float(mean < limit)
-    z = normal_quantile(1 - bootstrap_level(alpha, documents))
-    skew = math.copysign(min(2 * variation, _MOST_SKEW), mean)
-    critical = z + skew * (2 * z * z + 1) / (6 * math.sqrt(documents)) + (z**3 + z) / (4 * documents)
-    # The bound is mean + critical·SE, and SE rises with the mean in skewed data; excess kurtosis is 1.5·skew².
-    factor = 1 + critical * skew / math.sqrt(documents) + critical**2 * (1.5 * skew * skew + 2) / (4 * documents)
-    return normal_upper_tail((critical - (limit - mean) / se) / math.sqrt(factor))
+    return simulated_power(documents, variation, limit / mean, alpha, above=mean < 0)
 
 
 def _critical_z(pairs: int, margin: float, alpha: float, breached: bool) -> float:

@@ -1,22 +1,26 @@
 """A user's own texts: `path:FOLDER_OR_FILE`; a .txt or .md file is one document, a .jsonl file has one on each line.
 
-A JSON line is a string or an object with `text` and, if wanted, `id` and `slice`. Without one, a document's slice is
-its first folder below the given one, else `own`.
+A JSON line is a string or an object with `text` or `messages` and, if wanted, `id` and `slice`. `messages` is a
+conversation: a list of objects with `role` and `content`, both strings. Without a slice of its own, a document's slice
+is its first folder below the given one, else `own`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 from kvassay.errors import WorkloadError
-from kvassay.workloads.corpus import Corpus, Document, build_corpus
+from kvassay.workloads.conversations import plain_conversation
+from kvassay.workloads.corpus import Corpus, Document, Message, build_corpus
 
 _SUFFIXES = (".txt", ".md", ".jsonl")
 _MAX_NBYTES = 1 << 30
+_ROLE = re.compile(r"[a-z][a-z_-]{0,30}")
 
 
 def load(name: str) -> Corpus:
@@ -112,10 +116,31 @@ def _from_json_line(line: str, place: str, kind: str) -> Document:
     if isinstance(entry, str):
         return Document(place, entry, kind)
     fields = cast(dict[str, object], entry) if isinstance(entry, dict) else {}
+    name, label = _label(fields.get("id"), place), _label(fields.get("slice"), kind)
+    if "messages" in fields:
+        messages = _messages(fields["messages"], place)
+        return Document(name, plain_conversation(messages), label, messages)
     text = fields.get("text")
     if not isinstance(text, str):
-        raise WorkloadError(f"{place}: expected a string, or an object whose 'text' is a string")
-    return Document(_label(fields.get("id"), place), text, _label(fields.get("slice"), kind))
+        raise WorkloadError(f"{place}: expected a string, or an object with 'text' (a string) or 'messages' (a list)")
+    return Document(name, text, label)
+
+
+def _messages(value: object, place: str) -> tuple[Message, ...]:
+    turns = cast(list[object], value) if isinstance(value, list) else []
+    messages: list[Message] = []
+    for turn in turns:
+        fields = cast(dict[str, object], turn) if isinstance(turn, dict) else {}
+        role, content = fields.get("role"), fields.get("content")
+        if not isinstance(role, str) or not isinstance(content, str) or not _ROLE.fullmatch(role):
+            raise WorkloadError(
+                f"{place}: turn {len(messages) + 1} of 'messages' is {str(turn)[:80]!r}; expected an object with "
+                "'role' (system, user, assistant, ...) and 'content', both strings"
+            )
+        messages.append(Message(role, content))
+    if not messages:
+        raise WorkloadError(f"{place}: 'messages' holds no turn; expected a list of objects with 'role' and 'content'")
+    return tuple(messages)
 
 
 def _label(value: object, otherwise: str) -> str:

@@ -61,6 +61,8 @@ class Level(ABC):
     """Key of its seconds in the environment record and of its size in the plan's pilot, e.g. `documents`."""
     words: str
     """What progress calls its units."""
+    is_text: bool = False
+    """Units are documents of the contract's text: equally long, and in the pilot all of them calibrate."""
     units: Sequence[Any]
     pilot_units: Sequence[Any]
 
@@ -71,6 +73,18 @@ class Level(ABC):
     @abstractmethod
     def measure(self, subject: Subject, unit: Any, sink: Sink, *, pilot: bool = False) -> None:
         """Run the reference and every arm on one unit and give its rows."""
+
+    def measure_all(
+        self, subject: Subject, units: Sequence[Any], sink: Sink, done: Callable[[], object], *, pilot: bool = False
+    ) -> None:
+        """Measure units, call `done` after each and end where it returns something true.
+
+        A level that runs several units together overrides this; it need not end early.
+        """
+        for unit in units:
+            self.measure(subject, unit, sink, pilot=pilot)
+            if done():
+                return
 
     @abstractmethod
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:

@@ -33,7 +33,10 @@ class Candidates(Section):
 class Inference(Section):
     alpha: Alpha = 0.05
     power: Power = 0.8
-    design: Literal["fixed"] = "fixed"
+    design: Literal["fixed", "sequential"] = "fixed"
+    """`sequential` looks at the evidence in the run and stops once nothing can change a verdict; for tasks alone."""
+    look_every: Count = Field(default=16, ge=1)
+    """Units between two looks of the sequential design; part of its stopping rule. The fixed design never looks."""
     cluster: Literal["document"] = "document"
     prefill_reads: Literal["exact", "stored"] = "exact"
     """What prompt tokens read of older prompt tokens: the exact values (as when the prompt runs in one piece), or the

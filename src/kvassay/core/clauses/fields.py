@@ -31,7 +31,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Section(BaseModel):
     """Part of a contract. Unknown keys are refused: a misspelt bound that is silently ignored is a false pass."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A field's docstring is its description in the JSON Schema.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def contract_format(text: str) -> KVFormat:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from kvassay.core.clauses.fields import Section
+
+Weights = Literal["stored", "hqq-8", "hqq-4"]
+"""How the weights run: as the files hold them (in float32), or with the linear layers quantized by hqq."""
+WEIGHTS: tuple[str, ...] = get_args(Weights)
 
 
 class Subject(Section):
@@ -13,5 +17,7 @@ class Subject(Section):
     model: str | None = None
     revision: str | None = None
     tokenizer_sha256: str | None = None
+    weights: Weights = "stored"
+    """Precision of weights, which chooses no KV format: the same formats are judged on another model."""
     engine: Literal["transformers"] = "transformers"
     reference_kv: Literal["f32", "f16", "bf16"] = "f32"

@@ -60,14 +60,21 @@ def attention_parts(
     rule: AttentionRule,
 ) -> AttentionParts:
     """Attention of one chunk of queries, which begins at position `first`, over tokens up to its last query."""
-    batch, query_heads, num_queries, head_dim = queries.shape
+    scores, weights = attention_weights(queries, keys, first, rule)
+    return AttentionParts(scores, weights, attention_output(weights, values, first))
+
+
+def attention_weights(
+    queries: Float[Tensor, "batch query_heads queries head_dim"], keys: DecodeView, first: int, rule: AttentionRule
+) -> tuple[Tensor, Tensor]:
+    """Scores and softmax weights of a chunk, `[batch, kv_heads, repeats, queries, tokens]` each."""
+    batch, _, num_queries, head_dim = queries.shape
     kv_heads = keys.exact.shape[1]
     last = first + num_queries - 1
     # Query heads that share a KV head stand together: [batch, kv_heads, repeats * queries, head_dim].
     grouped = queries.reshape(batch, kv_heads, -1, head_dim) * rule.scaling
-
     scores = grouped @ keys.settled(first, last + 1).transpose(2, 3)
-    scores = scores.unflatten(2, (-1, num_queries))  # [batch, kv_heads, repeats, queries, tokens]
+    scores = scores.unflatten(2, (-1, num_queries))
     begin, end = keys.mixed(first, last)
     if end > begin:
         stored_scores = grouped @ keys.stored[:, :, begin:end].transpose(2, 3)
@@ -77,14 +84,21 @@ def attention_parts(
             scores[..., begin:end],
         )
         scores[..., begin:end] = band
-    weights = _weights(scores, visible_tokens(first, last, rule.sliding_window, scores.device), rule)
+    return scores, _weights(scores, visible_tokens(first, last, rule.sliding_window, scores.device), rule)
 
+
+def attention_output(
+    weights: Float[Tensor, "batch kv_heads repeats queries tokens"], values: DecodeView, first: int
+) -> Float[Tensor, "batch query_heads queries value_dim"]:
+    """Weighted sum of the values that each query of a chunk sees."""
+    num_queries = weights.shape[3]
+    last = first + num_queries - 1
     output = weights.flatten(2, 3) @ values.settled(first, last + 1)
     begin, end = values.mixed(first, last)
     if end > begin:
         band_weights = weights[..., begin:end] * values.reads_stored(first, last)
         output += band_weights.flatten(2, 3) @ (values.stored - values.exact)[:, :, begin:end]
-    return AttentionParts(scores, weights, output.reshape(batch, query_heads, num_queries, -1))
+    return output.unflatten(2, (-1, num_queries)).flatten(1, 2)
 
 
 def query_heads_of(kv_heads: Sequence[int], repeats: int) -> list[int]:

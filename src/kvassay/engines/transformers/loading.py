@@ -1,5 +1,7 @@
 """Loads a model for measurement: float32, on the CPU, in eval mode, through transformers' own classes.
 
+Linear layers can be quantized after loading (`weights`); all else stays float32.
+
 A model is a built-in name, a transformers folder, a GGUF file or a hub id. Everything that can be refused from metadata
 is refused before weights are read, and what identifies the model is hashed, so that evidence names what was run.
 """
@@ -17,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvassay.core.builtin_models import joined_gguf
 from kvassay.core.cache_folder import remembered_sha256
+from kvassay.core.clauses.subject import Weights
 from kvassay.core.digest import sha256_bytes, sha256_json
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.gguf_header import read_gguf_header
@@ -31,6 +34,7 @@ from kvassay.engines.transformers.loading_checks import (
     first_line,
 )
 from kvassay.engines.transformers.loading_quiet import quiet_transformers
+from kvassay.engines.transformers.quantized_weights import QuantizedWeights, quantize_weights, require_weights
 from kvassay.errors import ModelError
 
 __all__ = ["LoadedModel", "ModelHashes", "ModelSource", "load_model", "resolve_model"]
@@ -62,15 +66,23 @@ class LoadedModel(NamedTuple):
     revision: str | None
     """The commit, for models of the hub."""
     stored_weights: str
-    """How the weights lie on disk, for example `GGUF MOSTLY_Q4_1` or `safetensors BF16`; they run in float32."""
+    """How the weights lie on disk, for example `GGUF MOSTLY_Q4_1` or `safetensors BF16`."""
+    parameters: int
+    quantized_weights: QuantizedWeights | None
+    """None where the stored weights run, in float32."""
 
 
-def load_model(source: ModelSource | str, *, announce: Callable[[str], None] | None = None) -> LoadedModel:
+def load_model(
+    source: ModelSource | str, *, announce: Callable[[str], None] | None = None, weights: Weights = "stored"
+) -> LoadedModel:
     """Load a model and its tokenizer; `announce` gets a line of text before a slow step.
+
+    `weights` other than `stored` quantizes the linear layers after they were loaded and checked.
 
     Raises ModelError for a model that is missing, damaged or of an unsupported architecture, MissingExtraError if a
     package is missing that this kind of source needs.
     """
+    require_weights(weights)
     if isinstance(source, str):
         source = resolve_model(source)
     say = announce or _say_nothing
@@ -87,6 +99,11 @@ def load_model(source: ModelSource | str, *, announce: Callable[[str], None] | N
             "expected a tokenizer that belongs to the model"
         )
     check_cache(model, geometry, source.name)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    quantized = None
+    if weights != "stored":
+        say(f"quantizing the weights of {source.name} to {weights}")
+        quantized = quantize_weights(model, weights, source.name)
     hashed_files = [source.path] if source.kind is SourceKind.GGUF and source.path else loaded_files
     return LoadedModel(
         model=model,
@@ -96,6 +113,8 @@ def load_model(source: ModelSource | str, *, announce: Callable[[str], None] | N
         hashes=_hashes(folder, hashed_files, tokenizer),
         revision=folder.name if source.kind is SourceKind.HUB else None,
         stored_weights=_stored_weights(source, hashed_files),
+        parameters=parameters,
+        quantized_weights=quantized,
     )
 
 

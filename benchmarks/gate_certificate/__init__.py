@@ -1,0 +1,1 @@
+"""Certificate of the gate: wrong verdicts on real differences whose truth is controlled."""

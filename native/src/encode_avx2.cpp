@@ -1,0 +1,2 @@
+#define KVASSAY_ISA avx2
+#include "encode_rows.h"

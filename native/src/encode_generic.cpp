@@ -1,0 +1,2 @@
+#define KVASSAY_ISA generic
+#include "encode_rows.h"
