@@ -27,7 +27,11 @@ from kvassay.measures.teacher_forced import greedy_tokens
 from kvassay.workloads.tasks.items import TaskItem, task_items
 
 Z95 = 1.959963984540054
-PARAMETERS = {"passkey": {"languages": ("en", "de", "fr", "es")}}
+PARAMETERS = {
+    "passkey": {"languages": ("en", "de", "fr", "es")},
+    "variable-tracking": {"hops": (1, 2, 3)},
+    "arithmetic": {"steps": (1, 2)},
+}
 """Beyond the defaults, so that every slice a contract can ask for is measured."""
 
 

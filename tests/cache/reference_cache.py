@@ -153,6 +153,13 @@ class ReferenceCache:
         self.columns -= count
         return count
 
+    def shown_from(self, layer: int, offset: int) -> int:
+        """First column that a layer shows: the next query's, or while recording what rows and sides still hold."""
+        if not self.recording:
+            return offset
+        held = [self.padding[index] + side.dropped for index, row in enumerate(self.rows) for side in row[layer]]
+        return min(offset, max(held))
+
     def read(self, layer: int, side: int, begin: int) -> Tensor:
         """Columns from `begin` on of all rows, padding zero."""
         shape = self.geometry.layers[layer]

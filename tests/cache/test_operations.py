@@ -193,9 +193,9 @@ class CacheMachine(RuleBasedStateMachine):
                 continue
             assert cache.batch_size == len(lists.rows)
             for layer in range(2):
-                _, offset = cache.get_mask_sizes(0, layer)
+                begin = lists.shown_from(layer, cache.get_mask_sizes(0, layer)[1])
                 for side, seen in enumerate((cache.layers[layer].keys, cache.layers[layer].values)):
-                    assert torch.equal(seen, lists.read(layer, side, offset))
+                    assert torch.equal(seen, lists.read(layer, side, begin))
 
     @invariant()
     def bytes_are_the_storages(self) -> None:

@@ -22,16 +22,16 @@ LENGTHS = (1024, 2048)
 """Of a tokenizer with about a token a character; some 250 and 500 tokens of SmolLM2."""
 GOLDEN: dict[str, str] = {
     "arithmetic": "294fbd80972065b6",
-    "common-words": "8cdce366c5b1a582",
-    "json": "63d04f9602cca215",
+    "common-words": "f94c08ba29ee997c",
+    "json": "912a04d58a3a60dd",
     "multi-key": "d111c19ea14b378d",
-    "multi-value": "a05ede782939316c",
+    "multi-value": "d67012545152008b",
     "needle": "e3d34f2b1c91b137",
     "passkey": "5c7533bda21b0493",
     "rare-copy": "45804449202b06f0",
     "recall": "02073d787c8444fe",
-    "tool-call": "6de672d68e871cdb",
-    "variable-tracking": "a053c32be5fcdd1d",
+    "tool-call": "90aea42a851c2687",
+    "variable-tracking": "51417e661d7bf9bd",
 }
 ANSWER_STANDS_ONCE = sorted(set(KINDS) - {"common-words", "multi-value", "variable-tracking", "arithmetic"})
 """Kinds whose whole answer stands in the context; the others make theirs of several places."""
@@ -79,15 +79,15 @@ def test_several_values_stand_in_the_order_of_the_answer() -> None:
 
 def test_a_variable_leads_to_its_number_in_as_many_hops() -> None:
     seen = set()
-    for item in items_of("variable-tracking", 12):
+    for item in items_of("variable-tracking", 12, hops=(1, 2, 3)):
         text = PLAIN.decode(item.prompt_ids)
-        said = dict(re.findall(r"\b([A-Z]) is (\w+)\.", text))
+        said = dict(re.findall(r"\b([A-Z]) = (\w+)\.", text))
         value, hops, found = item.question, 0, []
         while not value.isdigit():
             after = said[value]
-            found.append(f"{value} is {after}")
+            found.append(f"{value} = {after}")
             value, hops = after, hops + 1
-        assert ", ".join(found) == f"{item.question} is {item.expected}"
+        assert ". ".join(found) == f"{item.question} = {item.expected}"
         # A noun is told before another one refers to it.
         assert [text.index(one) for one in found] == sorted((text.index(one) for one in found), reverse=True)
         seen.add((hops - 1, item.slice.rpartition("hops=")[2]))
@@ -117,18 +117,15 @@ def test_b20_sums_are_those_of_the_context_and_right() -> None:
 
 def test_records_and_calls_are_told_apart_by_every_part() -> None:
     """No two of a context share a value, so that none can be read from the wrong one."""
-    for kind in ("json", "tool-call"):
+    for kind, count in (("json", 4), ("tool-call", 2)):
         for item in items_of(kind):
             text = PLAIN.decode(item.prompt_ids)
             found = [json.loads(one) for one in re.findall(r" is (\{.*?\}+) ", text)]
-            assert len(found) == 4
+            assert len(found) == count
             assert json.loads(item.expected) in found
             assert KINDS[kind].scored(item.expected, json.dumps(found[0])).parses
-            if kind == "tool-call":
-                assert len({one["name"] for one in found}) == 4
-                assert len({name for one in found for name in one["arguments"]}) == 8
-            else:
-                assert len({one["number"] for one in found}) == len({one["colour"] for one in found}) == 4
+            values = [one.get("arguments", one) for one in found]
+            assert all(len({one[name] for one in values}) == count for name in values[0])
 
 
 @pytest.mark.parametrize("kind", sorted(kind for kind in KINDS if "depths" in KINDS[kind].defaults))
@@ -161,7 +158,7 @@ def test_two_tasks_of_one_kind_share_no_item() -> None:
     ("kind", "tokens", "message"),
     [
         ("tool-call", 128, r"tool-call/7/0 takes \d+ tokens without any filler, of 128 context_tokens"),
-        ("multi-value", 380, r"leaves \d+ to what is read back"),
+        ("multi-value", 260, r"leaves \d+ to what is read back"),
         ("recall", 8192, r"need more than the 434 entries .* write at most \d+"),
     ],
 )

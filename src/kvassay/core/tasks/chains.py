@@ -28,7 +28,7 @@ def variable_tracking(draws: Draws, settings: TaskSettings, facts: Facts) -> Scr
     chains = [names[start : start + hops + 1] for start in range(0, len(names), hops + 1)]
     numbers = list(islice(draws.integers("numbers", 1000, 9999), len(chains)))
     asked, *examples = [_followed(chain, number) for chain, number in zip(chains, numbers, strict=True)]
-    said = f"{chains[0][-1]} is"
+    said = f"{chains[0][-1]} ="
 
     def filler(nouns: Sequence[str]) -> Iterator[str]:
         return sentences(draws, ())
@@ -67,12 +67,12 @@ def arithmetic(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
 
 
 def _assignments(chain: Sequence[str], number: int) -> list[str]:
-    return [f"{chain[0]} is {number}", *(f"{later} is {sooner}" for sooner, later in pairwise(chain))]
+    return [f"{chain[0]} = {number}", *(f"{later} = {sooner}" for sooner, later in pairwise(chain))]
 
 
 def _followed(chain: Sequence[str], number: int) -> str:
-    """From the last variable of a chain to its number: `M is P, P is 4821`."""
-    return ", ".join(reversed(_assignments(chain, number)))
+    """From the last variable of a chain to its number: `M = P. P = 4821`."""
+    return ". ".join(reversed(_assignments(chain, number)))
 
 
 def _written(operands: Sequence[int]) -> str:

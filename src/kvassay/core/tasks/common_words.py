@@ -10,17 +10,17 @@ from kvassay.core.tasks.script import Facts, Script
 from kvassay.core.tasks.settings import TaskSettings
 from kvassay.core.tasks.words import NOUNS
 
-BLOCK = 5
-"""One word in so many is the frequent one."""
+BLOCK = 2
+"""One word in so many is the frequent one, at a drawn place among them."""
 OTHERS = 40
-"""Different other words, which take turns: each stands a tenth as often as the frequent one."""
+"""Different other words, which take turns: each stands a fortieth as often as the frequent one."""
 
 EXAMPLES = 2
 """Short lists before the long one, with their answers."""
 
 
 def common_words(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
-    """Words in a row, a fifth of them the same one, which is asked for."""
+    """Words in a row, half of them the same one, which is asked for."""
     frequent, *others = draws.shuffled("words", NOUNS)[: OTHERS + 1]
 
     def filler(_: Sequence[str]) -> Iterator[str]:
