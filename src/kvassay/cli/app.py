@@ -20,6 +20,7 @@ from kvassay.cli.find import find
 from kvassay.cli.formats import formats
 from kvassay.cli.judge import judge
 from kvassay.cli.judge_logs import judge_logs
+from kvassay.cli.lab import lab
 from kvassay.cli.plan import plan
 from kvassay.cli.report import report
 from kvassay.cli.scales import scales
@@ -48,6 +49,7 @@ app.command(compare)
 app.command(judge)
 app.command(report)
 app.command(experiment)
+app.command(lab)
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
