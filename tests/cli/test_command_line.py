@@ -62,7 +62,7 @@ def test_importing_the_package_and_asking_for_help_loads_no_torch() -> None:
     "command",
     [
         *("assess", "bytes", "capacity", "compare", "contract", "doctor", "experiment", "find", "formats", "judge"),
-        *("judge-logs", "plan", "report", "scales", "verify"),
+        *("judge-logs", "lab", "plan", "report", "scales", "verify"),
     ],
 )
 def test_every_command_explains_itself(command, capsys) -> None:

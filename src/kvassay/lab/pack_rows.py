@@ -15,7 +15,7 @@ from kvassay.errors import UsageError
 from kvassay.pack.tables import TABLE_COLUMNS, Tables
 from kvassay.report.visible_text import clipped, visible
 
-PAGE_ROWS = 50
+PAGE_ROWS = 25
 MAX_CELL_CHARACTERS = 240
 
 WORST_FIRST: dict[str, tuple[str, bool]] = {
@@ -69,9 +69,8 @@ def rows_page(tables: Tables, query: RowQuery) -> dict[str, Any]:
         table = table.filter(_holds(table, query.text, columns))
     total = table.num_rows
     keys = table[sort].cast(pa.int8()) if columns[sort] == "bool" else table[sort]
-    order = pc.sort_indices(
-        pa.table({"key": keys}), sort_keys=[("key", "descending" if falling else "ascending")], null_placement="at_end"
-    )
+    # What was not measured stands at the end, which is the default.
+    order = pc.sort_indices(pa.table({"key": keys}), sort_keys=[("key", "descending" if falling else "ascending")])
     page = table.take(order.slice(query.offset, PAGE_ROWS))
     return {
         "table": query.table,

@@ -13,11 +13,13 @@ from kvassay.report.answer import answer
 from kvassay.report.charts import charts
 from kvassay.report.figures import Figure, Shown
 from kvassay.report.findings import Findings
+from kvassay.report.ledger_tables import OWNER_WORDS
 from kvassay.report.outcomes import mark
 from kvassay.report.scope_limits import scope_limits
 
 SHOWN_CHARTS = ("bytes-against-loss", "kl-by-slice", "bytes-by-owner")
 MAX_CHART_ROWS = 240
+_OWNER_OF_WORDS = {words: owner for owner, words in OWNER_WORDS.items()}
 
 
 def pack_view(shelf: PackShelf, number: int) -> dict[str, Any]:
@@ -97,12 +99,18 @@ def _charts(findings: Findings) -> dict[str, Any]:
             "title": chart.kind.title,
             "description": chart.kind.description,
             "columns": chart.kind.columns,
-            "rows": chart.rows[:MAX_CHART_ROWS],
+            "rows": [_with_owner(row) for row in chart.rows[:MAX_CHART_ROWS]],
             "left_out": max(0, len(chart.rows) - MAX_CHART_ROWS),
         }
         for name, chart in found.items()
         if name in SHOWN_CHARTS
     }
+
+
+def _with_owner(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of bytes also names its owner as the style sheet does, so that both draw it in one colour."""
+    owner = _OWNER_OF_WORDS.get(row.get("owner", ""))
+    return row if owner is None else {**row, "key": owner.value}
 
 
 def _text(shown: Shown) -> str:

@@ -44,9 +44,8 @@ class Lab(NamedTuple):
     address: str
     """With the token; whoever has it may use the lab."""
 
-    def serve(self) -> None:
-        """Answer until interrupted."""
-        config = uvicorn.Config(
+    def config(self) -> uvicorn.Config:
+        return uvicorn.Config(
             self.app,  # pyright: ignore[reportArgumentType]
             access_log=False,  # it would write the token
             log_level="warning",
@@ -57,7 +56,10 @@ class Lab(NamedTuple):
             limit_concurrency=64,
             timeout_graceful_shutdown=1,
         )
-        uvicorn.Server(config).run(sockets=[self.listener])
+
+    def serve(self) -> None:
+        """Answer until interrupted."""
+        uvicorn.Server(self.config()).run(sockets=[self.listener])
 
 
 def open_lab(packs: Path, model: str, port: int = 0, desk: CaptureDesk | None = None) -> Lab:

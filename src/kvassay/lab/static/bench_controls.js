@@ -8,8 +8,8 @@ export const DEFAULTS = {
 };
 
 const SCALES = [
-  ["tensor", "one a tensor (static)"], ["channel", "one a channel (static)"], ["token-head", "one a row (token)"],
-  ["group", "one a group of channels"], ["channel-group", "one a channel, group of tokens"],
+  ["tensor", "tensor (static)"], ["channel", "channel (static)"], ["token-head", "row (token)"],
+  ["group", "channel group"], ["channel-group", "token group"],
 ];
 
 export function controls(bench) {
@@ -40,7 +40,7 @@ export function controls(bench) {
   };
   return h("form", { onsubmit: (event) => event.preventDefault(), "aria-label": "Settings" },
     h("fieldset", {}, h("legend", {}, "Arrays"),
-      choice("source", "From", [["normal", "standard normal (synthetic)"], ["zeros", "zeros (synthetic)"], ["captured", `captured from ${bench.capture.model || "a model"}`]], redraw),
+      choice("source", "From", [["normal", "normal, synthetic"], ["zeros", "zeros, synthetic"], ["captured", "a model, captured"]], redraw),
       captured ? captureFields(bench, slider) : [
         choice("seed", "Seed", [["7", "7"], ["19", "19"], ["41", "41"]]),
         choice("tokens", "Tokens", [16, 64, 128, 256, 512, 1024].map((count) => [String(count), String(count)])),
@@ -50,8 +50,8 @@ export function controls(bench) {
       h("div", { class: "buttons" },
         h("button", { type: "button", id: "outlier-40", onclick: () => redraw({ outlier: 40 }) }, "Outlier ×40"),
         h("button", { type: "button", id: "outlier-1", onclick: () => redraw({ outlier: 1 }) }, "No outlier"))),
-    h("fieldset", {}, h("legend", {}, "Keys"), slider("key_bits", "Bits of K", 1, 8, { off: own }), choice("key_scales", "Scales of K", SCALES, change, own)),
-    h("fieldset", {}, h("legend", {}, "Values"), slider("value_bits", "Bits of V", 1, 8, { off: own }), choice("value_scales", "Scales of V", SCALES, change, own)),
+    h("fieldset", {}, h("legend", {}, "Keys"), slider("key_bits", "Bits of K", 1, 8, { off: own }), choice("key_scales", "A scale per", SCALES, change, own)),
+    h("fieldset", {}, h("legend", {}, "Values"), slider("value_bits", "Bits of V", 1, 8, { off: own }), choice("value_scales", "A scale per", SCALES, change, own)),
     h("fieldset", {}, h("legend", {}, "Both"),
       choice("group", "Group", [8, 16, 32, 64, 128].map((size) => [String(size), String(size)]), change, own),
       field("rotate", "Hadamard", h("input", { id: "rotate", type: "checkbox", disabled: own, checked: String(view.rotate) === "true", onchange: (event) => change({ rotate: event.target.checked }) })),
@@ -60,7 +60,8 @@ export function controls(bench) {
       choice("exact", "Kept in", [["f32", "float32"], ["f16", "float16"]], change, own)),
     h("fieldset", {}, h("legend", {}, "Or any format by name"),
       h("div", { class: "field whole" }, h("label", { for: "format" }, "Such as kivi-4,recent=32 or q4_0; empty for the sliders"),
-        h("input", { id: "format", value: view.format, maxlength: "300", spellcheck: "false", autocomplete: "off", onchange: (event) => redraw({ format: event.target.value.trim() }) }))));
+        h("input", { id: "format", value: view.format, maxlength: "300", spellcheck: "false", autocomplete: "off", // Enter also submits: the form must still be there, so it is drawn again afterwards.
+          onchange: (event) => setTimeout(() => redraw({ format: event.target.value.trim() })) }))));
 }
 
 function field(name, words, control, out = null) {

@@ -13,9 +13,10 @@ export async function enter(holder, given) {
   const view = { ...DEFAULTS, ...settings };
   const status = h("p", { class: "visually-hidden", role: "status" });
   const results = h("div", { class: "results", id: "results" });
+  const top = h("div", { class: "answer" });
   const walk = h("div");
   const panel = h("div", { class: "controls-panel" });
-  const bench = { view, tour: TOUR[Number(tour) - 1] ? Number(tour) : 0, results, status, walk, running: false, waiting: null, shown: null };
+  const bench = { view, tour: TOUR[Number(tour) - 1] ? Number(tour) : 0, top, results, status, walk, running: false, waiting: null, shown: null };
   bench.capture = await get("api/capture").catch(() => ({ state: "none", model: "" }));
   bench.change = (changes) => change(bench, changes);
   bench.redrawControls = () => panel.replaceChildren(controls(bench));
@@ -24,7 +25,7 @@ export async function enter(holder, given) {
   holder.append(
     h("section", {}, h("h1", {}, "How many bytes, at what error"),
       h("p", { class: "lead" }, "Every move runs kvassay's own codec on two arrays, keys and values of one head, and attention on what it reads back."),
-      walk,
+      walk, top,
       h("div", { class: "bench" }, panel, h("div", {}, status, results))),
   );
   drawTour(bench);
@@ -61,6 +62,7 @@ async function run(bench, moved) {
     if (!bench.left) show(bench, found);
   } catch (error) {
     bench.shown = null;
+    bench.top.replaceChildren();
     bench.results.replaceChildren(problem(error));
   }
   bench.running = false;
@@ -74,7 +76,7 @@ async function run(bench, moved) {
   await new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)));
   const spent = performance.now() - moved;
   bench.results.dataset.latencyMs = spent.toFixed(1);
-  const drawn = bench.results.querySelector(".drawn-in");
+  const drawn = bench.top.querySelector(".drawn-in");
   if (drawn) drawn.textContent = `From the move to the charts: ${figure(spent, 2)} ms.`;
 }
 
@@ -83,14 +85,15 @@ const named = (found, name) => found.figures.find((row) => row.name === name);
 function show(bench, found) {
   bench.shown = found;
   const open = new Set([...bench.results.querySelectorAll("details[open]")].map((each) => each.dataset.name));
-  bench.results.replaceChildren(...answer(bench, found), ...bytesPart(found), ...errorPart(found), ...sidePart(bench, found));
+  bench.top.replaceChildren(...answer(found));
+  bench.results.replaceChildren(...bytesPart(found), ...errorPart(found), ...sidePart(bench, found));
   for (const each of bench.results.querySelectorAll("details")) each.open = open.has(each.dataset.name);
   const output = named(found, "output");
   bench.status.textContent = `${whole(found.bytes.total)} bytes, ${figure(found.bytes.bits_per_value, 4)} bits per value, output error ${figure(output.max_abs)}`;
   showGuess(bench);
 }
 
-function answer(bench, found) {
+function answer(found) {
   const output = named(found, "output");
   const clipped = found.clipped.keys + found.clipped.values;
   const rows = [

@@ -30,7 +30,7 @@ function decades(values) {
 }
 
 function power(exponent) {
-  return exponent >= -3 && exponent <= 4 ? String(Number((10 ** exponent).toPrecision(1))) : figure(10 ** exponent, 1);
+  return exponent >= -3 && exponent <= 4 ? String(Number((10 ** exponent).toPrecision(1))) : figure(10 ** exponent, 1).replace("1×", "");
 }
 
 // How many values each code has, on a logarithmic axis: one value must be seen beside ten thousand.
@@ -48,9 +48,10 @@ export function histogram(bars, width, title) {
   const shown = bars.map((bar, index) =>
     s("rect", { class: "bar", x: left + index * step + (step > 4 ? 0.5 : 0), width: Math.max(step - (step > 4 ? 1 : 0), 0.6), y: y(bar.count), height: top + height - y(bar.count) }),
   );
+  const middle = Math.floor(bars.length / 2);
   const ends = [
     [0, bars[0].first, "start"],
-    [Math.floor(bars.length / 2), bars[Math.floor(bars.length / 2)].first, "middle"],
+    ...(bars.length > 4 ? [[middle, bars[middle].first, "middle"]] : []),
     [bars.length - 1, bars[bars.length - 1].last, "end"],
   ].map(([index, code, anchor]) =>
     label(left + (index + (anchor === "start" ? 0 : anchor === "end" ? 1 : 0.5)) * step, top + height + 16, String(code).replace("-", "−"), { class: "faint", "text-anchor": anchor }),
@@ -96,7 +97,7 @@ export function tokenErrors(rows, width) {
 export function dots(rows, width, { title, description, limit = null, unit }) {
   const scale = decades(rows.flatMap((row) => [row.value, row.low, row.high, limit]).filter((value) => value !== null && value !== undefined));
   if (scale === null) return h("p", { class: "note" }, "No row has a positive value to draw.");
-  const [left, right, line, top] = [6, 14, 36, 22];
+  const [left, right, line, top] = [6, 14, 42, 22];
   const height = top + rows.length * line;
   const x = (value) => left + (width - left - right) * Math.min(Math.max(scale.at(value), 0), 1);
   const marks = [];
@@ -112,8 +113,8 @@ export function dots(rows, width, { title, description, limit = null, unit }) {
     marks.push(label(x(limit) + side[1], 11, `limit ${figure(limit)}`, { class: "faint", "text-anchor": side[0] }));
   }
   const shown = rows.flatMap((row, index) => {
-    const y = top + index * line + 26;
-    const found = [label(left, y - 10, row.name)];
+    const y = top + index * line + 30;
+    const found = [label(left, y - 13, row.name)];
     if (row.low !== null && row.high !== null && row.low !== undefined && row.high > 0) {
       found.push(s("line", { class: "span", x1: x(Math.max(row.low, 10 ** scale.low)), x2: x(row.high), y1: y, y2: y }));
     }

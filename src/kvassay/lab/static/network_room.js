@@ -172,8 +172,8 @@ function unit(lab) {
     s("title", { id: "unit-title" }, `One unit: x = ${lab.x} times w = ${lab.w} plus b = −0.5 through a sigmoid gives y = ${lab.y === null ? "not run yet" : y}`),
     s("path", { class: "wire", d: "M62 60H180M240 60H340M210 118V92" }),
     s("circle", { class: "cell", cx: 36, cy: 60, r: 26 }), s("circle", { class: "cell", cx: 210, cy: 60, r: 32 }), s("rect", { class: "cell", x: 340, y: 36, width: 76, height: 48, rx: 6 }),
-    text(36, 64, figure(lab.x, 4)), text(36, 104, "x", { class: "faint" }), text(120, 50, `× ${figure(lab.w, 4)}`), text(120, 80, "w", { class: "faint" }),
-    text(210, 66, "σ"), text(210, 134, "b = −0.5"), text(378, 65, y), text(378, 104, "y", { class: "faint" }));
+    text(36, 64, figure(lab.x, 4), { class: "in-cell" }), text(36, 104, "x", { class: "faint" }), text(120, 50, `× ${figure(lab.w, 4)}`), text(120, 80, "w", { class: "faint" }),
+    text(210, 66, "σ", { class: "in-cell" }), text(210, 134, "b = −0.5"), text(378, 65, y, { class: "in-cell" }), text(378, 104, "y", { class: "faint" }));
 }
 
 // The sigmoid with the runs on it; the last one is filled.

@@ -43,12 +43,12 @@ export function outcomeMark(outcome) {
 }
 
 function shelfPart(shelf) {
-  const whole_ = shelf.packs.filter((pack) => !pack.error);
+  const sound = shelf.packs.filter((pack) => !pack.error);
   const broken = shelf.packs.filter((pack) => pack.error);
   return h("section", {},
     h("h1", {}, "Evidence packs"),
     h("p", { class: "note" }, "In ", h("code", {}, shelf.folder), ", two levels deep, newest first. Every file of a pack was hashed before it is shown."),
-    whole_.length
+    sound.length
       ? table("Packs", [
           ["pack", (pack) => h("a", { href: link("packs", { pack: pack.number }) }, pack.name)],
           ["outcome", (pack) => outcomeMark(pack.outcome)],
@@ -56,7 +56,7 @@ function shelfPart(shelf) {
           ["model", (pack) => pack.model],
           ["formats", (pack) => whole(pack.formats), true],
           ["root", (pack) => h("code", {}, pack.root)],
-        ], whole_)
+        ], sound)
       : h("p", {}, "No pack is here. ", h("code", {}, "kvassay assess MODEL --contract CONTRACT"), " writes one; ", h("code", {}, "kvassay lab --packs FOLDER"), " names the folder to look in."),
     broken.map((pack) => h("p", { class: "error" }, `${pack.name}: ${pack.error}`)),
     shelf.left_out ? h("p", { class: "note" }, `${whole(shelf.left_out)} older packs are left out.`) : null);
@@ -92,13 +92,14 @@ function answerPart(pack, shelf, view, place) {
 function clausePart(pack, view) {
   const list = h("div");
   const note = h("p", { class: "note", role: "status" });
-  const shown = { verdict: view.verdict ?? "", role: view.role ?? "candidate", find: view.find ?? "" };
+  const shown = { verdict: view.verdict ?? "", role: view.role ?? "candidate", find: view.find ?? "", weight: view.weight ?? "" };
   const draw = () => {
     remember("packs", Object.assign(view, { ...shown, role: shown.role === "candidate" ? "" : shown.role }));
     const rows = pack.clauses.filter(
       (clause) =>
         (!shown.verdict || clause.outcome === shown.verdict) &&
         (shown.role === "all" || clause.role === shown.role) &&
+        (shown.weight === "all" || !clause.descriptive) &&
         (!shown.find || `${clause.arm} ${clause.clause} ${clause.slice}`.toLowerCase().includes(shown.find.toLowerCase())),
     );
     note.textContent = `${rows.length} of ${pack.clauses.length} clauses.`;
@@ -109,6 +110,7 @@ function clausePart(pack, view) {
     h("div", { class: "filters" },
       pick("verdict", "Verdict", [["", "all"], ...Object.values(OUTCOMES).map((mark) => [mark.outcome, mark.outcome])]),
       pick("role", "Formats", [["candidate", "candidates"], ["canary", "canary"], ["reference_again", "reference again"], ["all", "all"]]),
+      pick("weight", "Weight", [["", "those that decide"], ["all", "and those that describe"]]),
       labelled("Format, clause or slice holds", h("input", { id: "clause-find", value: shown.find, maxlength: "200", autocomplete: "off", oninput: (event) => { shown.find = event.target.value; draw(); } }))),
     note, list,
     h("h3", {}, "Controls of the run"),
@@ -148,8 +150,8 @@ function chartPart(pack) {
   }
   if (bytes) {
     const rows = stacks(bytes.rows);
-    const owners = [...new Set(bytes.rows.filter((row) => row.part === "persistent").map((row) => row.owner))];
-    parts.push(h("h3", {}, "Bytes per token by owner"), responsive((width) => ownerBars(rows, width, { title: bytes.title, description: bytes.description })), ownerKeys(owners.map((owner) => owner.replaceAll(" ", "_"))), figures(bytes));
+    const owners = [...new Set(bytes.rows.filter((row) => row.part === "persistent").map((row) => row.key))];
+    parts.push(h("h3", {}, "Bytes per token by owner"), responsive((width) => ownerBars(rows, width, { title: bytes.title, description: bytes.description })), ownerKeys(owners), figures(bytes));
   }
   if (slices) {
     const rows = slices.rows.map((row) => ({ name: `${row.arm}: ${row.slice}`, value: row.kl_mean_nats, low: row.lower_nats, high: row.upper_nats }));
@@ -162,7 +164,7 @@ function stacks(rows) {
   const found = new Map();
   for (const row of rows.filter((each) => each.part === "persistent")) {
     const parts = found.get(row.arm) ?? {};
-    parts[row.owner.replaceAll(" ", "_")] = row.nbytes_per_token;
+    parts[row.key] = row.nbytes_per_token;
     found.set(row.arm, parts);
   }
   return [...found].map(([name, parts]) => ({ name, parts }));

@@ -1,0 +1,55 @@
+"""`kvassay lab` as a process: its address, its answers, its end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from kvassay.cli.app import run
+
+WITHOUT_FASTAPI = """
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in ("fastapi", "uvicorn") else real(name, *rest)
+from kvassay.cli import main
+main(["lab"])
+"""
+
+
+def test_the_command_prints_its_address_serves_and_ends_with_an_interrupt(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvassay", "lab", "--packs", str(tmp_path), "--view", "bytes?key_bits=4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as lab:
+        assert lab.stdout is not None
+        address, _, view = lab.stdout.readline().removeprefix("lab ").strip().partition("#")
+        assert view == "bytes?key_bits=4"
+        assert address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(address, timeout=60) as page:
+            assert b"kvassay lab" in page.read()
+        lab.send_signal(signal.SIGINT)
+        rest, told = lab.communicate(timeout=60)
+    assert lab.returncode == 0, told
+    assert (rest, "Traceback" in told) == ("", False)
+
+
+def test_json_gives_the_address_before_the_command_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvassay", "lab", "--packs", str(tmp_path), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lab:
+        assert lab.stdout is not None
+        text = ""
+        while not text.endswith("}\n"):
+            text += lab.stdout.readline()
+        assert json.loads(text)["address"].startswith("http://127.0.0.1:")
+        lab.send_signal(signal.SIGINT)
+        assert lab.wait(60) == 0
+
+
+def test_a_folder_that_is_none_and_a_missing_extra_are_one_line_each(tmp_path: Path, capsys) -> None:
+    assert run(["lab", "--packs", str(tmp_path / "none")]) == 2
+    assert "is no folder; --packs names" in capsys.readouterr().err
+    done = subprocess.run([sys.executable, "-c", WITHOUT_FASTAPI], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("install the extra: pip install 'kvassay[lab]'")
