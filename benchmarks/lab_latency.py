@@ -2,10 +2,10 @@
 
     python -m benchmarks.lab_latency [--moves 30]
 
-Arrays of 1,024 tokens by 128 channels. `server` is one run of the codec, attention and figures in this process; `page` is
-what a real Chromium measured from the input event to the frame after its charts were replaced, HTTP included. Each row
-has its median and its 90th percentile over the moves; the first move of each setting is left out. A table, no test: the
-goal is 150 ms on two idle cores.
+Arrays of 1,024 tokens by 128 channels. `server` is one run of the codec, attention and figures in this process; `page`
+is what a real Chromium measured from the input event to the frame after its charts were replaced, HTTP included. Each
+row has its median and its 90th percentile over the moves; the first move of each setting is left out. A table, no test:
+the goal is 150 ms on two idle cores.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ HOSTILE_NAME = "<img src=x onerror=document.title='owned'>"
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """Debian's Chromium with a fresh profile. Only where it is missing and cannot be installed may a test be skipped."""
+    """Debian's Chromium, a fresh profile. Only where it is missing and cannot be installed is a test skipped."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         sentence = "no Chromium: apt-get install chromium, which .ci/run does for root"

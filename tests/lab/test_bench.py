@@ -1,4 +1,4 @@
-"""The bench shows the codec's own codes, scales and bytes, and the errors of the experiment and of the numeric level."""
+"""The bench shows the codec's own codes, scales and bytes, and the errors of experiment and numeric level."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def test_r78_r81_keys_alone_and_values_alone() -> None:
 
 
 def test_r85_bytes_are_the_storages_by_owner() -> None:
-    found = bench(tokens=1024, width=128, key_bits=3, value_bits=4, key_scales="channel-group", value_scales="group", recent=32, sinks=4, exact="f16")  # fmt: skip
+    mixed = {"key_bits": 3, "value_bits": 4, "key_scales": "channel-group", "value_scales": "group"}
+    found = bench(tokens=1024, width=128, recent=32, sinks=4, exact="f16", **mixed)
     counted = found["bytes"]
     assert sum(counted["keys"].values()) + sum(counted["values"].values()) == counted["total"]
     keys, values = (torch.zeros(1, 1, 1024, 128) for _ in range(2))

@@ -11,8 +11,11 @@ import pytest
 from kvassay.lab.server import Lab
 from tests.lab.conftest import HOSTILE_NAME, SCREENSHOTS
 
-IDLE = """() => document.querySelector('#room h1, #room .error') && !document.querySelector('.busy')
-  && ![...document.querySelectorAll('[role=status]')].some((place) => /^(Computing|Reading|Comparing|Judging|Writing|At work)/.test(place.textContent))"""
+IDLE = """() => {
+  const busy = /^(Computing|Reading|Comparing|Judging|Writing|At work)/;
+  return document.querySelector('#room h1, #room .error') && !document.querySelector('.busy')
+    && ![...document.querySelectorAll('[role=status]')].some((place) => busy.test(place.textContent));
+}"""
 ROOMS = {
     "bytes": "bytes?key_bits=4&value_bits=4&key_scales=channel-group&value_scales=group&recent=32&outlier=40&tour=2",
     "experiment": "experiment",
@@ -41,7 +44,9 @@ class Opened(NamedTuple):
 
 @pytest.fixture
 def opened(chromium, lab: Lab) -> Iterator[Opened]:
-    context = chromium.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light", reduced_motion="reduce")
+    context = chromium.new_context(
+        viewport={"width": 1440, "height": 900}, color_scheme="light", reduced_motion="reduce"
+    )
     context.set_default_timeout(120_000)
     page = context.new_page()
     faults: list[str] = []
@@ -80,7 +85,10 @@ def test_a_room_in_both_themes_on_a_desk_and_a_phone(opened: Opened, lab: Lab, r
         beyond = page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert beyond <= 0, f"the page is {beyond} px wider than the screen at {width}"
         if index < 2:  # what axe looks at beside colours does not depend on the theme
-            assert axe_faults(page, ["color-contrast", "target-size", "scrollable-region-focusable"] if index else None) == []
+            assert (
+                axe_faults(page, ["color-contrast", "target-size", "scrollable-region-focusable"] if index else None)
+                == []
+            )
     empty = page.evaluate("() => [...document.querySelectorAll('.plot')].filter((plot) => !plot.firstChild).length")
     assert empty == 0
 
@@ -199,7 +207,7 @@ def test_a_pack_is_read_filtered_compared_and_judged_with_other_margins(opened: 
     assert "is the smallest candidate that met" in page.inner_text("h1")
     shown = page.locator("table:has(caption:text-is('Clauses')) tbody tr")
     every = shown.count()
-    page.select_option("#clause-verdict", "BREACHED")
+    page.select_option("#clause-verdict", "INCONCLUSIVE")
     assert 0 < shown.count() < every
     page.select_option("#rows-table", "items")
     page.wait_for_function("() => /by candidate_correct/.test(document.querySelector('#room').innerText)")

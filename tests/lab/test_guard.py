@@ -69,7 +69,9 @@ def test_tokens_are_long_and_differ(tmp_path: Path) -> None:
     assert all(len(token) >= 32 for token in tokens)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}"]
+)
 def test_a_foreign_name_that_resolves_here_is_refused(lab: Lab, host: str) -> None:
     """DNS rebinding: the browser says which name it asked for."""
     port = lab.listener.getsockname()[1]
@@ -80,7 +82,9 @@ def test_localhost_is_a_name_of_this_machine(lab: Lab) -> None:
     assert ask(lab, "", headers={"host": f"LocalHost:{lab.listener.getsockname()[1]}"}).status == 200
 
 
-@pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1:1", "https://127.0.0.1:{port}"])
+@pytest.mark.parametrize(
+    "origin", [None, "null", "http://evil.example", "http://127.0.0.1:1", "https://127.0.0.1:{port}"]
+)
 def test_a_post_from_another_page_is_refused(lab: Lab, origin: str | None) -> None:
     headers = dict(JSON)
     if origin is not None:

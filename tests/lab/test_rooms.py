@@ -164,6 +164,15 @@ def test_a_report_of_a_stranger_may_be_looked_at_and_do_nothing(tmp_path: Path) 
         assert "script-src" not in policy
 
 
+def test_files_that_a_report_links_to_are_those_of_the_pack(lab: Lab, shelf: Path) -> None:
+    number = number_of(lab, "one")
+    found = ask(lab, f"packs/{number}/verdicts.json")
+    assert found.body == (shelf / "one" / "verdicts.json").read_bytes()
+    assert found.headers["content-type"].startswith("text/plain")
+    for name in ("../one/verdicts.json", "..%2f..%2fone%2fverdicts.json", "notes.txt", "rows", ".", "rows/../plan.json"):
+        assert ask(lab, f"packs/{number}/{name}").status == 404
+
+
 def test_r90_the_experiment_room_gives_all_rows_worst_first(lab: Lab) -> None:
     found = ask(lab, "api/experiment").json()
     errors = [row["output_max_abs"] for row in found["rows"]]

@@ -7,6 +7,7 @@ queries sees each token as the cache of the format would hand it out.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -22,9 +23,11 @@ from kvassay.formats.packed_kv import PackedFormat, PackedKV
 from kvassay.lab.bench_arrays import BenchArrays, bench_arrays, enlarged
 from kvassay.lab.bench_settings import BenchSettings
 from kvassay.lab.capture import Captured
-from kvassay.lab.stored_side import StoredView, stored_view
+from kvassay.lab.stored_side import stored_view
 
-FIGURES = ("array K", "array V", "score", "softmax weight", "output")
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Warning filters belong to the process, and two runs at once would only share the cores."""
 
 
 class Packed(NamedTuple):
@@ -41,13 +44,12 @@ def run_bench(settings: BenchSettings, captured: Captured | None) -> dict[str, A
     kv_format = parse_format(settings.format_text)
     arrays = bench_arrays(settings, captured)
     keys, values = (enlarged(side, settings.outlier) for side in (arrays.keys, arrays.values))
-    stored = _pack(kv_format, keys, values, settings.layer)
+    with _ONE_AT_A_TIME:
+        stored = _pack(kv_format, keys, values, settings.layer)
+        untouched = _pack(kv_format, arrays.keys, arrays.values, settings.layer) if settings.outlier != 1 else None
     exact_side = {"keys": keys, "values": values}
     views = {side: stored_view(stored.packed, side) for side in exact_side}
-    before: StoredView | None = None
-    if settings.outlier != 1:
-        untouched = _pack(kv_format, arrays.keys, arrays.values, settings.layer)
-        before = stored_view(untouched.packed, settings.side)
+    before = None if untouched is None else stored_view(untouched.packed, settings.side)
     decoded = {"keys": stored.keys, "values": stored.values}
     return {
         "format": kv_format.name,
@@ -121,7 +123,8 @@ def _of_queries(
     from kvassay.engines.transformers.decode_scorer import LayerAttention
     from kvassay.measures.attention_error import MeasuredFormat, attention_errors
 
-    assert arrays.captured is not None and arrays.geometry is not None
+    assert arrays.captured is not None
+    assert arrays.geometry is not None
     repeats = arrays.geometry.query_heads
     queries = arrays.queries.unflatten(0, (repeats, -1))[None]
     rule = arrays.captured.head(layer, 0).rule

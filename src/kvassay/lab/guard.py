@@ -60,7 +60,7 @@ class Guard:
         assert prefix.encode() == self._token, "checked above"
         try:
             await self._app(inner, _bounded(receive), _with_headers(send))
-        except _BodyTooLarge:
+        except _BodyTooLargeError:
             await _refuse(send, 413, f"the body has more than {MAX_BODY_NBYTES} bytes")
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
@@ -88,7 +88,7 @@ class Guard:
         return None
 
 
-class _BodyTooLarge(Exception):
+class _BodyTooLargeError(Exception):
     pass
 
 
@@ -105,7 +105,7 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > MAX_BODY_NBYTES:
-            raise _BodyTooLarge
+            raise _BodyTooLargeError
         return message
 
     return counted

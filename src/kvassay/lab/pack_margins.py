@@ -31,9 +31,9 @@ class OtherBounds(BaseModel):
 
 def editable_bounds(contract: Contract) -> list[dict[str, Any]]:
     """Every number of the contract that says how rows are judged, and not which rows there are."""
-    return [
-        {"path": path, "value": value} for path, value in _leaves(contract.to_json()) if _MARGIN.fullmatch(path)
-    ][:MAX_BOUNDS]
+    return [{"path": path, "value": value} for path, value in _leaves(contract.to_json()) if _MARGIN.fullmatch(path)][
+        :MAX_BOUNDS
+    ]
 
 
 def judged_again(content: PackContent, other: OtherBounds) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvassay.errors import KvassayError, PackError, printable
-from kvassay.pack import layout
 from kvassay.pack.files import read_schema
 from kvassay.pack.layout import PACK_SCHEMA
 from kvassay.pack.manifest import MANIFEST_NAME
@@ -19,7 +18,7 @@ from kvassay.report.findings import Findings, find
 MAX_PACKS = 200
 MAX_DEPTH = 2
 _MAX_FOLDERS = 2000
-_MAX_REPORT_NBYTES = 16 << 20
+_MAX_FILE_NBYTES = 64 << 20
 _KEPT = 4
 
 
@@ -64,9 +63,9 @@ class PackShelf:
     def name(self, number: int) -> str:
         return self._shelved(number).name
 
-    def report(self, number: int) -> bytes:
-        """The report as the pack holds it, unchecked: it is shown in a sandbox."""
-        return read_plain(self._shelved(number).path, layout.REPORT, _MAX_REPORT_NBYTES)
+    def file(self, number: int, name: str) -> bytes:
+        """A file as the pack holds it, unchecked: what comes of it is shown in a sandbox. Raises PackError."""
+        return read_plain(self._shelved(number).path, name, _MAX_FILE_NBYTES)
 
     def _shelved(self, number: int) -> Shelved:
         if number not in self._packs:

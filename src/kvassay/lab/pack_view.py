@@ -115,4 +115,3 @@ def _with_owner(row: dict[str, Any]) -> dict[str, Any]:
 
 def _text(shown: Shown) -> str:
     return shown.text if isinstance(shown, Figure) else shown
-

@@ -13,9 +13,13 @@ class ReferenceTest(NamedTuple):
 
 
 TESTS: tuple[ReferenceTest, ...] = (
-    ReferenceTest("tests/experiments/test_rows.py", "all 36 rows of the attention-error experiment against saved figures"),
+    ReferenceTest(
+        "tests/experiments/test_rows.py", "all 36 rows of the attention-error experiment against saved figures"
+    ),
     ReferenceTest("tests/experiments/test_quantizer.py", "the int8 formula: scale, rounding, clipping, the zero group"),
-    ReferenceTest("tests/experiments/test_tampering.py", "the audit fails for an edited folder, also where it was re-hashed"),
+    ReferenceTest(
+        "tests/experiments/test_tampering.py", "the audit fails for an edited folder, also where it was re-hashed"
+    ),
     ReferenceTest("tests/formats/test_error_bounds.py", "each method keeps the error bound that it states"),
     ReferenceTest("tests/measures/test_attention_error.py", "attention errors against a calculation in NumPy"),
 )

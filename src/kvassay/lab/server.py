@@ -27,12 +27,19 @@ from kvassay.lab.pack_rows import RowQuery, rows_page
 from kvassay.lab.pack_shelf import PackShelf
 from kvassay.lab.pack_view import compared, pack_view
 from kvassay.lab.reference_tests import reference_tests, source_of
+from kvassay.pack.layout import is_pack_file
 from kvassay.report.style_sheet import style_sheet
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
 HOST = "127.0.0.1"
 TOKEN_NBYTES = 24
+_FILE_KINDS = {
+    "html": "text/html; charset=utf-8",
+    "json": "text/plain; charset=utf-8",
+    "toml": "text/plain; charset=utf-8",
+    "parquet": "application/octet-stream",
+}
 _KINDS = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
 
 
@@ -70,7 +77,9 @@ def open_lab(packs: Path, model: str, port: int = 0, desk: CaptureDesk | None = 
         listener.bind((HOST, port))
     except OSError as error:
         listener.close()
-        raise UsageError(f"port {port} of {HOST} cannot be used: {error.strerror}; leave --port out for a free one") from error
+        raise UsageError(
+            f"port {port} of {HOST} cannot be used: {error.strerror}; leave --port out for a free one"
+        ) from error
     token = secrets.token_urlsafe(TOKEN_NBYTES)
     bound: int = listener.getsockname()[1]
     app = Guard(make_app(PackShelf(packs), desk or CaptureDesk(model)), token, bound)  # pyright: ignore[reportArgumentType]
@@ -179,10 +188,13 @@ def _add_packs(app: FastAPI, shelf: PackShelf) -> None:
     def compare(first: int, second: int) -> Response:
         return _json(_of_stranger(lambda: compared(shelf, first, second)))
 
-    @app.get("/packs/{number}/report.html")
-    def report(number: int) -> Response:
-        headers = {"content-security-policy": REPORT_POLICY}
-        return Response(shelf.report(number), media_type="text/html; charset=utf-8", headers=headers)
+    @app.get("/packs/{number}/{name:path}")
+    def pack_file(number: int, name: str) -> Response:
+        """The report, and the files that its links name."""
+        kind = _FILE_KINDS.get(name.rpartition(".")[2])
+        if kind is None or not is_pack_file(name):
+            return _not_found()
+        return Response(shelf.file(number, name), media_type=kind, headers={"content-security-policy": REPORT_POLICY})
 
 
 def _of_stranger(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -218,8 +230,12 @@ def _static(name: str) -> Response:
     stem, _, kind = name.rpartition(".")
     source = files("kvassay.lab") / "static" / name
     if not stem.replace("_", "").isalnum() or kind not in _KINDS or not source.is_file():
-        return Response("not found\n", status_code=404, media_type="text/plain")
+        return _not_found()
     return Response(source.read_bytes(), media_type=f"{_KINDS[kind]}; charset=utf-8")
+
+
+def _not_found() -> Response:
+    return Response("not found\n", status_code=404, media_type="text/plain")
 
 
 def _require_torch() -> None:

@@ -16,6 +16,8 @@ VEGA_LITE = "6.4"
 _TAG = re.compile(r"<[^>]*>")
 _PAINT = re.compile(r'\b(fill|stroke)="([^"]*)"')
 _OPENING = re.compile(r'<svg [^>]*?width="([0-9.]+)" height="([0-9.]+)" viewBox="([^"]*)"[^>]*>')
+_INNER_ROLE = re.compile(r' (?:role|aria-[a-z]+)="[^"]*"')
+"""Roles of marks inside: the whole drawing is one image with a name, and its parts have none."""
 _UNPAINTED = frozenset({"none", "transparent"})
 _INERT = re.compile(r"""<(?:script|style|image|foreignObject|use|a)\b|\b(?:href|style|on[a-z]+)=|url\(""")
 
@@ -30,7 +32,7 @@ def draw(spec: dict[str, Any], element_id: str, title: str, description: str, cs
     assert opening is not None, f"vl-convert wrote another root element: {svg[:200]}"
     width, height, view_box = opening.groups()
     # Only inside tags: a label may hold any text, `fill="red"` included.
-    body = _TAG.sub(lambda tag: _PAINT.sub(_variable, tag.group()), svg[opening.end() :])
+    body = _TAG.sub(lambda tag: _PAINT.sub(_variable, _INNER_ROLE.sub("", tag.group())), svg[opening.end() :])
     faults = [fault.group() for tag in _TAG.findall(body) if (fault := _INERT.search(tag))]
     assert not faults, f"a chart must be inert, found {faults}"
     return Markup(

@@ -30,7 +30,9 @@ function decades(values) {
 }
 
 function power(exponent) {
-  return exponent >= -3 && exponent <= 4 ? String(Number((10 ** exponent).toPrecision(1))) : figure(10 ** exponent, 1).replace("1×", "");
+  return exponent >= -3 && exponent <= 4
+    ? String(Number((10 ** exponent).toPrecision(1)))
+    : figure(10 ** exponent, 1).replace("1×", "");
 }
 
 // How many values each code has, on a logarithmic axis: one value must be seen beside ten thousand.
@@ -46,7 +48,13 @@ export function histogram(bars, width, title) {
     marks.push(label(left - 6, place + 4, power(exponent), { class: "faint", "text-anchor": "end" }));
   }
   const shown = bars.map((bar, index) =>
-    s("rect", { class: "bar", x: left + index * step + (step > 4 ? 0.5 : 0), width: Math.max(step - (step > 4 ? 1 : 0), 0.6), y: y(bar.count), height: top + height - y(bar.count) }),
+    s("rect", {
+      class: "bar",
+      x: left + index * step + (step > 4 ? 0.5 : 0),
+      width: Math.max(step - (step > 4 ? 1 : 0), 0.6),
+      y: y(bar.count),
+      height: top + height - y(bar.count),
+    }),
   );
   const middle = Math.floor(bars.length / 2);
   const ends = [
@@ -54,9 +62,17 @@ export function histogram(bars, width, title) {
     ...(bars.length > 4 ? [[middle, bars[middle].first, "middle"]] : []),
     [bars.length - 1, bars[bars.length - 1].last, "end"],
   ].map(([index, code, anchor]) =>
-    label(left + (index + (anchor === "start" ? 0 : anchor === "end" ? 1 : 0.5)) * step, top + height + 16, String(code).replace("-", "−"), { class: "faint", "text-anchor": anchor }),
+    label(
+      left + (index + (anchor === "start" ? 0 : anchor === "end" ? 1 : 0.5)) * step,
+      top + height + 16,
+      String(code).replace("-", "−"),
+      { class: "faint", "text-anchor": anchor },
+    ),
   );
-  const name = label((left + width - right) / 2, top + height + 31, "code", { class: "faint", "text-anchor": "middle" });
+  const name = label((left + width - right) / 2, top + height + 31, "code", {
+    class: "faint",
+    "text-anchor": "middle",
+  });
   const words = `Number of values at each code, from ${bars[0].first} to ${bars[bars.length - 1].last}; the vertical axis is logarithmic.`;
   return frame(width, top + height + bottom, title, words, ...marks, ...shown, ...ends, name);
 }
@@ -72,7 +88,11 @@ export function tokenErrors(rows, width) {
   }
   const step = (width - left - right) / rows.length;
   const marks = [];
-  for (let exponent = scale.low; exponent <= scale.high; exponent += Math.max(1, Math.ceil((scale.high - scale.low) / 5))) {
+  for (
+    let exponent = scale.low;
+    exponent <= scale.high;
+    exponent += Math.max(1, Math.ceil((scale.high - scale.low) / 5))
+  ) {
     const place = top + height * (1 - scale.at(10 ** exponent));
     marks.push(s("line", { class: "axis", x1: left, x2: width - right, y1: place, y2: place }));
     marks.push(label(left - 6, place + 4, power(exponent), { class: "faint", "text-anchor": "end" }));
@@ -81,12 +101,23 @@ export function tokenErrors(rows, width) {
   const shown = rows.flatMap((row, index) =>
     ["keys", "values"].map((side, offset) => {
       const tall = row[side] > 0 ? Math.max(height * scale.at(row[side]), 1) : 0;
-      return s("rect", { class: side, x: left + index * step + offset * (step / 2), width: half, y: top + height - tall, height: tall });
+      return s("rect", {
+        class: side,
+        x: left + index * step + offset * (step / 2),
+        width: half,
+        y: top + height - tall,
+        height: tall,
+      });
     }),
   );
   const last = rows[rows.length - 1].last;
   return frame(
-    width, top + height + bottom, title, words, ...marks, ...shown,
+    width,
+    top + height + bottom,
+    title,
+    words,
+    ...marks,
+    ...shown,
     label(left, top + height + 16, "0", { class: "faint" }),
     label(width - right, top + height + 16, String(last), { class: "faint", "text-anchor": "end" }),
     label((left + width - right) / 2, top + height + 31, "token", { class: "faint", "text-anchor": "middle" }),
@@ -95,7 +126,11 @@ export function tokenErrors(rows, width) {
 
 // One line a row: a dot and its interval on a logarithmic axis, the name above it.
 export function dots(rows, width, { title, description, limit = null, unit }) {
-  const scale = decades(rows.flatMap((row) => [row.value, row.low, row.high, limit]).filter((value) => value !== null && value !== undefined));
+  const scale = decades(
+    rows
+      .flatMap((row) => [row.value, row.low, row.high, limit])
+      .filter((value) => value !== null && value !== undefined),
+  );
   if (scale === null) return h("p", { class: "note" }, "No row has a positive value to draw.");
   const [left, right, line, top] = [6, 14, 42, 22];
   const height = top + rows.length * line;
@@ -116,30 +151,57 @@ export function dots(rows, width, { title, description, limit = null, unit }) {
     const y = top + index * line + 30;
     const found = [label(left, y - 13, row.name)];
     if (row.low !== null && row.high !== null && row.low !== undefined && row.high > 0) {
-      found.push(s("line", { class: "span", x1: x(Math.max(row.low, 10 ** scale.low)), x2: x(row.high), y1: y, y2: y }));
+      found.push(
+        s("line", { class: "span", x1: x(Math.max(row.low, 10 ** scale.low)), x2: x(row.high), y1: y, y2: y }),
+      );
     }
     for (const dot of row.dots ?? [{ value: row.value, css: row.css ?? "bar", shape: row.shape }]) {
       if (dot.value > 0) found.push(shape(dot.shape, x(dot.value), y, dot.css));
     }
     return found;
   });
-  return frame(width, height + 38, title, description, ...marks, ...shown, label((left + width - right) / 2, height + 33, unit, { class: "faint", "text-anchor": "middle" }));
+  return frame(
+    width,
+    height + 38,
+    title,
+    description,
+    ...marks,
+    ...shown,
+    label((left + width - right) / 2, height + 33, unit, { class: "faint", "text-anchor": "middle" }),
+  );
 }
 
 // A mark is told apart by its form, not by its colour alone.
 export function shape(kind, x, y, css, size = 5.5) {
-  if (kind === "diamond") return s("path", { class: css, d: `M${x} ${y - size - 1}L${x + size + 1} ${y}L${x} ${y + size + 1}L${x - size - 1} ${y}Z` });
-  if (kind === "square") return s("rect", { class: css, x: x - size + 0.5, y: y - size + 0.5, width: 2 * size - 1, height: 2 * size - 1 });
+  if (kind === "diamond")
+    return s("path", {
+      class: css,
+      d: `M${x} ${y - size - 1}L${x + size + 1} ${y}L${x} ${y + size + 1}L${x - size - 1} ${y}Z`,
+    });
+  if (kind === "square")
+    return s("rect", { class: css, x: x - size + 0.5, y: y - size + 0.5, width: 2 * size - 1, height: 2 * size - 1 });
   return s("circle", { class: css, cx: x, cy: y, r: size });
 }
 
 export function key(kind, css, words) {
-  return h("span", { class: "key" }, s("svg", { class: "drawn", viewBox: "0 0 14 14", "aria-hidden": "true" }, shape(kind, 7, 7, css)), words);
+  return h(
+    "span",
+    { class: "key" },
+    s("svg", { class: "drawn", viewBox: "0 0 14 14", "aria-hidden": "true" }, shape(kind, 7, 7, css)),
+    words,
+  );
 }
 
 const OWNERS = {
-  codes: "codes", scales: "scales", zero_points: "minimums", window: "recent window", sinks: "first tokens kept",
-  skipped_layers: "skipped layers", padding: "padding", block_table: "block table", workspace: "workspace",
+  codes: "codes",
+  scales: "scales",
+  zero_points: "minimums",
+  window: "recent window",
+  sinks: "first tokens kept",
+  skipped_layers: "skipped layers",
+  padding: "padding",
+  block_table: "block table",
+  workspace: "workspace",
 };
 
 export function ownerName(owner) {
@@ -158,7 +220,15 @@ export function ownerBars(rows, width, { reference, title, description }) {
     let begin = 0;
     const found = [label(left, y + 14, `${row.name}: ${whole(Math.round(totals[index]))} B`)];
     for (const [owner, nbytes] of Object.entries(row.parts)) {
-      found.push(s("rect", { fill: `var(--owner-${owner.replaceAll("_", "-")})`, x: x(begin), width: Math.max(x(begin + nbytes) - x(begin) - 0.6, 0.4), y: y + 20, height: 16 }));
+      found.push(
+        s("rect", {
+          fill: `var(--owner-${owner.replaceAll("_", "-")})`,
+          x: x(begin),
+          width: Math.max(x(begin + nbytes) - x(begin) - 0.6, 0.4),
+          y: y + 20,
+          height: 16,
+        }),
+      );
       begin += nbytes;
     }
     return found;
@@ -166,7 +236,12 @@ export function ownerBars(rows, width, { reference, title, description }) {
   if (reference) {
     const place = Math.min(x(reference.value), width - right);
     shown.push(s("line", { class: "limit", x1: place, x2: place, y1: 16, y2: rows.length * line }));
-    shown.push(label(place, rows.length * line + 14, reference.name, { class: "faint", "text-anchor": place > width * 0.6 ? "end" : "start" }));
+    shown.push(
+      label(place, rows.length * line + 14, reference.name, {
+        class: "faint",
+        "text-anchor": place > width * 0.6 ? "end" : "start",
+      }),
+    );
   }
   return frame(width, height, title, description, ...shown);
 }
@@ -176,7 +251,16 @@ export function ownerKeys(owners) {
     "p",
     {},
     owners.map((owner) =>
-      h("span", { class: "key" }, s("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, s("rect", { width: 12, height: 12, fill: `var(--owner-${owner.replaceAll("_", "-")})` })), ownerName(owner)),
+      h(
+        "span",
+        { class: "key" },
+        s(
+          "svg",
+          { viewBox: "0 0 12 12", "aria-hidden": "true" },
+          s("rect", { width: 12, height: 12, fill: `var(--owner-${owner.replaceAll("_", "-")})` }),
+        ),
+        ownerName(owner),
+      ),
     ),
   );
 }

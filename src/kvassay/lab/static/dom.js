@@ -18,7 +18,9 @@ function fill(element, attributes, children) {
     else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
@@ -90,7 +92,13 @@ export function table(caption, columns, rows, { kind = "", rowHeader = true } = 
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", { class: kind || null }, h("caption", { class: "visually-hidden" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)),
+    h(
+      "table",
+      { class: kind || null },
+      h("caption", { class: "visually-hidden" }, caption),
+      h("thead", {}, h("tr", {}, head)),
+      h("tbody", {}, body),
+    ),
   );
 }
 
@@ -105,7 +113,8 @@ export function verdict(line) {
 // A choice of one value; `options` are [value, words].
 export function select(id, value, options, onchange) {
   const found = h("select", { id, onchange: (event) => onchange(event.target.value) });
-  for (const [key, words] of options) found.append(h("option", { value: key, selected: String(key) === String(value) }, words));
+  for (const [key, words] of options)
+    found.append(h("option", { value: key, selected: String(key) === String(value) }, words));
   return found;
 }
 

@@ -6,23 +6,59 @@ import { details, figure, get, h, labelled, percent, post, problem, responsive, 
 
 export const TITLE = "36 rows";
 
-const WORDS = { "int8-tensor": "one scale a tensor", "int8-token-head": "one scale a row", normal: "normal", outlier40: "40×" };
+const WORDS = {
+  "int8-tensor": "one scale a tensor",
+  "int8-token-head": "one scale a row",
+  normal: "normal",
+  outlier40: "40×",
+};
 
 export async function enter(holder, given) {
-  holder.append(h("section", {}, h("h1", {}, "Int8 keys and values: 36 rows"), h("p", { class: "note", role: "status" }, "Computing the 36 rows with the codecs of this library; a few seconds.")));
+  holder.append(
+    h(
+      "section",
+      {},
+      h("h1", {}, "Int8 keys and values: 36 rows"),
+      h(
+        "p",
+        { class: "note", role: "status" },
+        "Computing the 36 rows with the codecs of this library; a few seconds.",
+      ),
+    ),
+  );
   const found = await get("api/experiment");
   const worst = found.rows[0];
   holder.replaceChildren(
-    h("section", {},
-      h("h1", {}, `The worst of ${found.rows.length} rows is wrong by ${figure(worst.output_max_abs, 4)}, with the finer scales`),
-      h("p", { class: "lead" }, `Seed ${worst.seed}, ${whole(worst.n_tokens)} tokens, one element of K and of V enlarged 40-fold, ${WORDS[worst.quantizer]}. The largest reference output is ${figure(worst.reference_max_abs)}.`),
-      h("p", { class: "note" }, found.label)),
+    h(
+      "section",
+      {},
+      h(
+        "h1",
+        {},
+        `The worst of ${found.rows.length} rows is wrong by ${figure(worst.output_max_abs, 4)}, with the finer scales`,
+      ),
+      h(
+        "p",
+        { class: "lead" },
+        `Seed ${worst.seed}, ${whole(worst.n_tokens)} tokens, one element of K and of V enlarged 40-fold, ${WORDS[worst.quantizer]}. The largest reference output is ${figure(worst.reference_max_abs)}.`,
+      ),
+      h("p", { class: "note" }, found.label),
+    ),
     worstCell(found),
     allRows(found, given),
     bytesTable(found),
     exercise(found),
     audit(),
-    h("section", {}, h("h2", {}, "What none of it proves"), h("ul", {}, [...found.not_proven, ...found.exclusions].map((line) => h("li", {}, line)))),
+    h(
+      "section",
+      {},
+      h("h2", {}, "What none of it proves"),
+      h(
+        "ul",
+        {},
+        [...found.not_proven, ...found.exclusions].map((line) => h("li", {}, line)),
+      ),
+    ),
   );
 }
 
@@ -30,42 +66,99 @@ function worstCell(found) {
   const { worst } = found;
   const [tensor, row, channel, exact] = worst.ways;
   const outliers = worst.codes;
-  return h("section", {},
+  return h(
+    "section",
+    {},
     h("h2", {}, "Why a scale a row does not help here"),
-    h("ol", { class: "steps" },
-      h("li", {}, `A scale a row isolates the other rows: the RMSE of K falls ${figure(worst.fold, 2)}-fold, from ${figure(tensor.keys_rmse)} to ${figure(row.keys_rmse)}. Below, row 1 has ${whole(worst.levels_used_in_other_rows.row)} codes to choose from in place of ${whole(worst.levels_used_in_other_rows.tensor)}.`),
-      h("li", {}, `It does not isolate the outlier inside its row. The outlier sets the scale of row 0 exactly as it set the scale of the tensor (${figure(worst.row_scales[0], 4)} and ${figure(worst.tensor_scale, 4)}), so row 0 keeps the same codes: ${whole(worst.equal_codes_in_row_0)} of ${whole(worst.width)} are equal.`),
-      h("li", {}, `The score of row 0 is what moves the output. With K alone replaced the error is ${figure(row.output_keys_only_max_abs, 5)}, with V alone ${figure(row.output_values_only_max_abs)}. So the output error goes from ${figure(tensor.output_max_abs)} to ${figure(row.output_max_abs)}, up, while the array error fell.`),
-      h("li", {}, `A scale a channel for K puts the outlier's channel apart and leaves ${figure(channel.output_max_abs)}, which is the share of V. Row 0 kept exact leaves ${figure(exact.output_max_abs)}, for ${whole(exact.stored_nbytes - row.stored_nbytes)} bytes more.`)),
+    h(
+      "ol",
+      { class: "steps" },
+      h(
+        "li",
+        {},
+        `A scale a row isolates the other rows: the RMSE of K falls ${figure(worst.fold, 2)}-fold, from ${figure(tensor.keys_rmse)} to ${figure(row.keys_rmse)}. Below, row 1 has ${whole(worst.levels_used_in_other_rows.row)} codes to choose from in place of ${whole(worst.levels_used_in_other_rows.tensor)}.`,
+      ),
+      h(
+        "li",
+        {},
+        `It does not isolate the outlier inside its row. The outlier sets the scale of row 0 exactly as it set the scale of the tensor (${figure(worst.row_scales[0], 4)} and ${figure(worst.tensor_scale, 4)}), so row 0 keeps the same codes: ${whole(worst.equal_codes_in_row_0)} of ${whole(worst.width)} are equal.`,
+      ),
+      h(
+        "li",
+        {},
+        `The score of row 0 is what moves the output. With K alone replaced the error is ${figure(row.output_keys_only_max_abs, 5)}, with V alone ${figure(row.output_values_only_max_abs)}. So the output error goes from ${figure(tensor.output_max_abs)} to ${figure(row.output_max_abs)}, up, while the array error fell.`,
+      ),
+      h(
+        "li",
+        {},
+        `A scale a channel for K puts the outlier's channel apart and leaves ${figure(channel.output_max_abs)}, which is the share of V. Row 0 kept exact leaves ${figure(exact.output_max_abs)}, for ${whole(exact.stored_nbytes - row.stored_nbytes)} bytes more.`,
+      ),
+    ),
     codeRows("Row 0, which holds the outlier", outliers["row 0"]),
     codeRows("Row 1", outliers["row 1"]),
-    table("Ways to store the worst cell", [
-      ["stored with", (way) => way.title],
-      ["output error", (way) => figure(way.output_max_abs, 4), true],
-      ["relative", (way) => percent(way.output_relative), true],
-      ["K alone", (way) => figure(way.output_keys_only_max_abs, 4), true],
-      ["V alone", (way) => figure(way.output_values_only_max_abs, 4), true],
-      ["RMSE of K", (way) => figure(way.keys_rmse), true],
-      ["bytes", (way) => whole(way.stored_nbytes), true],
-    ], worst.ways),
+    table(
+      "Ways to store the worst cell",
+      [
+        ["stored with", (way) => way.title],
+        ["output error", (way) => figure(way.output_max_abs, 4), true],
+        ["relative", (way) => percent(way.output_relative), true],
+        ["K alone", (way) => figure(way.output_keys_only_max_abs, 4), true],
+        ["V alone", (way) => figure(way.output_values_only_max_abs, 4), true],
+        ["RMSE of K", (way) => figure(way.keys_rmse), true],
+        ["bytes", (way) => whole(way.stored_nbytes), true],
+      ],
+      worst.ways,
+    ),
     h("p", {}, h("a", { href: bench(found.rows[0]) }, "Open this cell on the bench")),
   );
 }
 
 function codeRows(title, rows) {
-  const lines = [["one scale a tensor", rows.tensor], ["one scale a row", rows.row]];
+  const lines = [
+    ["one scale a tensor", rows.tensor],
+    ["one scale a row", rows.row],
+  ];
   const most = 127;
-  return h("div", {},
+  return h(
+    "div",
+    {},
     h("h3", {}, `${title}: its first codes of K`),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Codes of ${title}` },
-      h("table", { class: "codes" }, h("caption", { class: "visually-hidden" }, `Codes of ${title}`),
-        h("tbody", {}, lines.map(([name, codes]) => h("tr", {}, h("th", { scope: "row" }, name), codes.map((code) => h("td", { class: `l${Math.ceil((5 * Math.abs(code)) / most)}` }, String(code).replace("-", "−")))))))));
+    h(
+      "div",
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": `Codes of ${title}` },
+      h(
+        "table",
+        { class: "codes" },
+        h("caption", { class: "visually-hidden" }, `Codes of ${title}`),
+        h(
+          "tbody",
+          {},
+          lines.map(([name, codes]) =>
+            h(
+              "tr",
+              {},
+              h("th", { scope: "row" }, name),
+              codes.map((code) =>
+                h("td", { class: `l${Math.ceil((5 * Math.abs(code)) / most)}` }, String(code).replace("-", "−")),
+              ),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 // Where the bench shows the same arrays and the same format.
 function bench(row) {
   const scales = row.quantizer === "int8-tensor" ? "tensor" : "token-head";
-  return link("bytes", { seed: row.seed, tokens: row.n_tokens, outlier: row.input === "outlier40" ? 40 : 1, key_scales: scales, value_scales: scales });
+  return link("bytes", {
+    seed: row.seed,
+    tokens: row.n_tokens,
+    outlier: row.input === "outlier40" ? 40 : 1,
+    key_scales: scales,
+    value_scales: scales,
+  });
 }
 
 function allRows(found, given) {
@@ -73,23 +166,65 @@ function allRows(found, given) {
   const plot = responsive(() => h("p"));
   const list = h("div");
   const note = h("p", { class: "note", role: "status" });
-  const keep = (row) => (!view.input || row.input === view.input) && (!view.quantizer || row.quantizer === view.quantizer) && (!view.seed || String(row.seed) === view.seed) && (!view.n || String(row.n_tokens) === view.n);
+  const keep = (row) =>
+    (!view.input || row.input === view.input) &&
+    (!view.quantizer || row.quantizer === view.quantizer) &&
+    (!view.seed || String(row.seed) === view.seed) &&
+    (!view.n || String(row.n_tokens) === view.n);
   const draw = () => {
     const rows = found.rows.filter(keep);
     remember("experiment", view);
     note.textContent = `${rows.length} of ${found.rows.length} rows, worst first.`;
-    plot.redraw((width) => dots(cells(rows), width, { title: "Output error of the rows shown", description: "One line a cell: its largest absolute output error with one scale a tensor and with one scale a row, on a logarithmic axis.", unit: "largest output error (log scale)" }));
+    plot.redraw((width) =>
+      dots(cells(rows), width, {
+        title: "Output error of the rows shown",
+        description:
+          "One line a cell: its largest absolute output error with one scale a tensor and with one scale a row, on a logarithmic axis.",
+        unit: "largest output error (log scale)",
+      }),
+    );
     list.replaceChildren(rowTable(rows));
   };
-  const pick = (name, words, options) => labelled(words, select(`filter-${name}`, view[name], [["", "all"], ...options], (value) => { view[name] = value; draw(); }));
-  const section = h("section", {}, h("h2", {}, "All rows"),
-    h("div", { class: "filters" },
-      pick("input", "Input", [["normal", "normal"], ["outlier40", "40×"]]),
-      pick("quantizer", "Scales", [["int8-tensor", WORDS["int8-tensor"]], ["int8-token-head", WORDS["int8-token-head"]]]),
-      pick("seed", "Seed", ["7", "19", "41"].map((seed) => [seed, seed])),
-      pick("n", "Tokens", ["64", "256", "1024"].map((count) => [count, count]))),
-    note, list,
-    h("h3", {}, "The same as a chart"), h("p", {}, key("circle", "tensor", "one scale a tensor"), key("diamond", "row", "one scale a row")), plot);
+  const pick = (name, words, options) =>
+    labelled(
+      words,
+      select(`filter-${name}`, view[name], [["", "all"], ...options], (value) => {
+        view[name] = value;
+        draw();
+      }),
+    );
+  const section = h(
+    "section",
+    {},
+    h("h2", {}, "All rows"),
+    h(
+      "div",
+      { class: "filters" },
+      pick("input", "Input", [
+        ["normal", "normal"],
+        ["outlier40", "40×"],
+      ]),
+      pick("quantizer", "Scales", [
+        ["int8-tensor", WORDS["int8-tensor"]],
+        ["int8-token-head", WORDS["int8-token-head"]],
+      ]),
+      pick(
+        "seed",
+        "Seed",
+        ["7", "19", "41"].map((seed) => [seed, seed]),
+      ),
+      pick(
+        "n",
+        "Tokens",
+        ["64", "256", "1024"].map((count) => [count, count]),
+      ),
+    ),
+    note,
+    list,
+    h("h3", {}, "The same as a chart"),
+    h("p", {}, key("circle", "tensor", "one scale a tensor"), key("diamond", "row", "one scale a row")),
+    plot,
+  );
   draw();
   return section;
 }
@@ -99,88 +234,188 @@ function cells(rows) {
   for (const row of rows) {
     const name = `seed ${row.seed}, N = ${row.n_tokens}, ${WORDS[row.input]}`;
     const cell = found.get(name) ?? { name, value: row.output_max_abs, low: null, high: null, dots: [] };
-    cell.dots.push({ value: row.output_max_abs, css: row.quantizer === "int8-tensor" ? "tensor" : "row", shape: row.quantizer === "int8-tensor" ? "circle" : "diamond" });
+    cell.dots.push({
+      value: row.output_max_abs,
+      css: row.quantizer === "int8-tensor" ? "tensor" : "row",
+      shape: row.quantizer === "int8-tensor" ? "circle" : "diamond",
+    });
     found.set(name, cell);
   }
-  for (const cell of found.values()) [cell.low, cell.high] = [Math.min(...cell.dots.map((dot) => dot.value)), Math.max(...cell.dots.map((dot) => dot.value))];
+  for (const cell of found.values())
+    [cell.low, cell.high] = [
+      Math.min(...cell.dots.map((dot) => dot.value)),
+      Math.max(...cell.dots.map((dot) => dot.value)),
+    ];
   return [...found.values()];
 }
 
 function rowTable(rows) {
-  return table("Rows of the experiment", [
-    ["cell", (row) => h("a", { href: bench(row) }, `seed ${row.seed}, N = ${row.n_tokens}`)],
-    ["input", (row) => WORDS[row.input]],
-    ["scales", (row) => WORDS[row.quantizer]],
-    ["output error", (row) => figure(row.output_max_abs, 4), true],
-    ["relative", (row) => percent(row.output_relative), true],
-    ["K alone", (row) => figure(row.output_keys_only_max_abs), true],
-    ["V alone", (row) => figure(row.output_values_only_max_abs), true],
-    ["score", (row) => figure(row.score_max_abs), true],
-    ["weight", (row) => figure(row.weight_max_abs), true],
-    ["RMSE of K", (row) => figure(row.keys_rmse), true],
-    ["RMSE of V", (row) => figure(row.values_rmse), true],
-    ["bytes", (row) => whole(row.stored_nbytes), true],
-  ], rows, { kind: "small" });
+  return table(
+    "Rows of the experiment",
+    [
+      ["cell", (row) => h("a", { href: bench(row) }, `seed ${row.seed}, N = ${row.n_tokens}`)],
+      ["input", (row) => WORDS[row.input]],
+      ["scales", (row) => WORDS[row.quantizer]],
+      ["output error", (row) => figure(row.output_max_abs, 4), true],
+      ["relative", (row) => percent(row.output_relative), true],
+      ["K alone", (row) => figure(row.output_keys_only_max_abs), true],
+      ["V alone", (row) => figure(row.output_values_only_max_abs), true],
+      ["score", (row) => figure(row.score_max_abs), true],
+      ["weight", (row) => figure(row.weight_max_abs), true],
+      ["RMSE of K", (row) => figure(row.keys_rmse), true],
+      ["RMSE of V", (row) => figure(row.values_rmse), true],
+      ["bytes", (row) => whole(row.stored_nbytes), true],
+    ],
+    rows,
+    { kind: "small" },
+  );
 }
 
 function bytesTable(found) {
-  return h("section", {}, h("h2", {}, "“Fourfold” leaves the scales out"),
-    h("p", {}, "Codes alone are four times smaller than float32. With the scales that they cannot be read without, at one a row of 32, it is ", h("strong", {}, `${figure(found.bytes.find((row) => row.quantizer === "int8-token-head").float32_over_stored, 4)} times`), ", and against a 16-bit cache half of that."),
-    table("Bytes summed from the stored arrays", [
-      ["N", (row) => whole(row.n_tokens)],
-      ["scales", (row) => WORDS[row.quantizer]],
-      ["K codes", (row) => whole(row.keys_codes_nbytes), true],
-      ["K scales", (row) => whole(row.keys_scales_nbytes), true],
-      ["V codes", (row) => whole(row.values_codes_nbytes), true],
-      ["V scales", (row) => whole(row.values_scales_nbytes), true],
-      ["stored", (row) => whole(row.stored_nbytes), true],
-      ["float32", (row) => whole(row.float32_nbytes), true],
-      ["times smaller", (row) => figure(row.float32_over_stored, 4), true],
-      ["saved of float32", (row) => `${figure(row.saved_of_float32_percent, 5)}%`, true],
-      ["saved of 16 bit", (row) => `${figure(row.saved_of_float16_percent, 5)}%`, true],
-    ], found.bytes, { kind: "small" }),
-    details("Variants of the 40× input", table("Variants", [
-      ["variant", (row) => row.title],
-      ["seed", (row) => String(row.seed), true],
-      ["N", (row) => whole(row.n_tokens), true],
-      ["output error", (row) => figure(row.output_max_abs, 4), true],
-      ["K alone", (row) => figure(row.output_keys_only_max_abs, 4), true],
-      ["clipped", (row) => whole(row.keys_clipped + row.values_clipped), true],
-      ["bytes", (row) => whole(row.stored_nbytes), true],
-    ], found.variants, { kind: "small" })));
+  return h(
+    "section",
+    {},
+    h("h2", {}, "“Fourfold” leaves the scales out"),
+    h(
+      "p",
+      {},
+      "Codes alone are four times smaller than float32. With the scales that they cannot be read without, at one a row of 32, it is ",
+      h(
+        "strong",
+        {},
+        `${figure(found.bytes.find((row) => row.quantizer === "int8-token-head").float32_over_stored, 4)} times`,
+      ),
+      ", and against a 16-bit cache half of that.",
+    ),
+    table(
+      "Bytes summed from the stored arrays",
+      [
+        ["N", (row) => whole(row.n_tokens)],
+        ["scales", (row) => WORDS[row.quantizer]],
+        ["K codes", (row) => whole(row.keys_codes_nbytes), true],
+        ["K scales", (row) => whole(row.keys_scales_nbytes), true],
+        ["V codes", (row) => whole(row.values_codes_nbytes), true],
+        ["V scales", (row) => whole(row.values_scales_nbytes), true],
+        ["stored", (row) => whole(row.stored_nbytes), true],
+        ["float32", (row) => whole(row.float32_nbytes), true],
+        ["times smaller", (row) => figure(row.float32_over_stored, 4), true],
+        ["saved of float32", (row) => `${figure(row.saved_of_float32_percent, 5)}%`, true],
+        ["saved of 16 bit", (row) => `${figure(row.saved_of_float16_percent, 5)}%`, true],
+      ],
+      found.bytes,
+      { kind: "small" },
+    ),
+    details(
+      "Variants of the 40× input",
+      table(
+        "Variants",
+        [
+          ["variant", (row) => row.title],
+          ["seed", (row) => String(row.seed), true],
+          ["N", (row) => whole(row.n_tokens), true],
+          ["output error", (row) => figure(row.output_max_abs, 4), true],
+          ["K alone", (row) => figure(row.output_keys_only_max_abs, 4), true],
+          ["clipped", (row) => whole(row.keys_clipped + row.values_clipped), true],
+          ["bytes", (row) => whole(row.stored_nbytes), true],
+        ],
+        found.variants,
+        { kind: "small" },
+      ),
+    ),
+  );
 }
 
 function exercise(found) {
-  return h("section", {}, h("h2", {}, "The exercise: which scales change"),
-    h("p", {}, "K of 64 rows; element [0, 0] becomes 40, from zeros, or 40 times itself. ", h("a", { href: link("bytes", { tour: 1 }) }, "Walk through it on the bench"), "."),
-    table("Exercise", [
-      ["start", (row) => row.start],
-      ["scales", (row) => WORDS[row.quantizer]],
-      ["number", (row) => whole(row.scales), true],
-      ["changed", (row) => whole(row.scales_changed), true],
-      ["first before", (row) => figure(row.first_scale_before, 4), true],
-      ["first after", (row) => figure(row.first_scale_after, 4), true],
-      ["last after", (row) => figure(row.last_scale_after, 4), true],
-      ["rows with changed codes", (row) => whole(row.rows_with_changed_codes), true],
-    ], found.exercise, { kind: "small" }));
+  return h(
+    "section",
+    {},
+    h("h2", {}, "The exercise: which scales change"),
+    h(
+      "p",
+      {},
+      "K of 64 rows; element [0, 0] becomes 40, from zeros, or 40 times itself. ",
+      h("a", { href: link("bytes", { tour: 1 }) }, "Walk through it on the bench"),
+      ".",
+    ),
+    table(
+      "Exercise",
+      [
+        ["start", (row) => row.start],
+        ["scales", (row) => WORDS[row.quantizer]],
+        ["number", (row) => whole(row.scales), true],
+        ["changed", (row) => whole(row.scales_changed), true],
+        ["first before", (row) => figure(row.first_scale_before, 4), true],
+        ["first after", (row) => figure(row.first_scale_after, 4), true],
+        ["last after", (row) => figure(row.last_scale_after, 4), true],
+        ["rows with changed codes", (row) => whole(row.rows_with_changed_codes), true],
+      ],
+      found.exercise,
+      { kind: "small" },
+    ),
+  );
 }
 
 function audit() {
   const place = h("div", { role: "status" });
-  const button = h("button", { type: "button", class: "main", id: "audit", onclick: async () => {
-    button.disabled = true;
-    place.replaceChildren(h("p", { class: "note" }, "Writing a fresh folder and recomputing it; a few seconds."));
-    try {
-      const found = await post("api/experiment/audit");
-      place.replaceChildren(
-        h("p", {}, h("span", { class: `verdict ${found.passed ? "met" : "breached"}` }, found.passed ? "✓ VERIFIED" : "✕ NOT VERIFIED"), ` ${found.checks.filter((check) => check.passed).length} of ${found.checks.length} checks passed, root `, h("code", {}, found.root.slice(0, 12))),
-        details("Checks", table("Checks of the audit", [["check", (check) => check.name], ["passed", (check) => (check.passed ? "yes" : "no")], ["found", (check) => check.sentence]], found.checks, { kind: "small" })));
-    } catch (error) {
-      place.replaceChildren(problem(error));
-    }
-    button.disabled = false;
-  } }, "Run it again and audit it");
-  return h("section", {}, h("h2", {}, "Do not take our word"),
-    h("p", {}, "The audit imports no torch: NumPy written from the formulas recomputes codes bit for bit and every figure to 10⁻¹². ", h("code", {}, "kvassay experiment attention-error --out DIR"), " keeps such a folder, and ", h("code", {}, "kvassay verify DIR"), " audits it."),
-    h("div", { class: "buttons" }, button), place);
+  const button = h(
+    "button",
+    {
+      type: "button",
+      class: "main",
+      id: "audit",
+      onclick: async () => {
+        button.disabled = true;
+        place.replaceChildren(h("p", { class: "note" }, "Writing a fresh folder and recomputing it; a few seconds."));
+        try {
+          const found = await post("api/experiment/audit");
+          place.replaceChildren(
+            h(
+              "p",
+              {},
+              h(
+                "span",
+                { class: `verdict ${found.passed ? "met" : "breached"}` },
+                found.passed ? "✓ VERIFIED" : "✕ NOT VERIFIED",
+              ),
+              ` ${found.checks.filter((check) => check.passed).length} of ${found.checks.length} checks passed, root `,
+              h("code", {}, found.root.slice(0, 12)),
+            ),
+            details(
+              "Checks",
+              table(
+                "Checks of the audit",
+                [
+                  ["check", (check) => check.name],
+                  ["passed", (check) => (check.passed ? "yes" : "no")],
+                  ["found", (check) => check.sentence],
+                ],
+                found.checks,
+                { kind: "small" },
+              ),
+            ),
+          );
+        } catch (error) {
+          place.replaceChildren(problem(error));
+        }
+        button.disabled = false;
+      },
+    },
+    "Run it again and audit it",
+  );
+  return h(
+    "section",
+    {},
+    h("h2", {}, "Do not take our word"),
+    h(
+      "p",
+      {},
+      "The audit imports no torch: NumPy written from the formulas recomputes codes bit for bit and every figure to 10⁻¹². ",
+      h("code", {}, "kvassay experiment attention-error --out DIR"),
+      " keeps such a folder, and ",
+      h("code", {}, "kvassay verify DIR"),
+      " audits it.",
+    ),
+    h("div", { class: "buttons" }, button),
+    place,
+  );
 }

@@ -13,25 +13,61 @@ export async function comparison(place, first, second) {
 }
 
 function part(found) {
-  const rows = found.formats.flatMap((format) => format.clauses.filter((clause) => !descriptive(clause)).map((clause) => ({ format, clause })));
-  return h("section", { id: "comparison" },
+  const rows = found.formats.flatMap((format) =>
+    format.clauses.filter((clause) => !descriptive(clause)).map((clause) => ({ format, clause })),
+  );
+  return h(
+    "section",
+    { id: "comparison" },
     h("h2", {}, "Compared"),
-    h("p", {}, "First ", h("strong", {}, found.first), ", second ", h("strong", {}, found.second), ". Differences are second minus first; a comparison decides nothing."),
+    h(
+      "p",
+      {},
+      "First ",
+      h("strong", {}, found.first),
+      ", second ",
+      h("strong", {}, found.second),
+      ". Differences are second minus first; a comparison decides nothing.",
+    ),
     same("contract", found.contract_differences),
     same("model", found.model_differences),
     rows.length
-      ? table("Clauses of both packs", [
-          ["format", ({ format }) => h("code", {}, format.arm)],
-          ["verdicts", ({ format }) => (format.first === format.second ? outcomeMark(format.first) : h("span", {}, outcomeMark(format.first), " → ", outcomeMark(format.second)))],
-          ["clause", ({ clause }) => (clause.slice === "all" ? clause.clause : `${clause.clause} [${clause.slice}]`)],
-          ["first", ({ clause }) => figure(clause.first?.estimate), true],
-          ["second", ({ clause }) => figure(clause.second?.estimate), true],
-          ["paired difference", ({ clause }) => (clause.paired ? figure(clause.paired.estimate) : "not paired"), true],
-          ["90% interval", ({ clause }) => (clause.paired ? `${figure(clause.paired.lower, 3, "none")} to ${figure(clause.paired.upper, 3, "none")}` : clause.unpaired), false],
-          ["n", ({ clause }) => (clause.paired ? `${clause.paired.n} ${clause.paired.n_unit}` : "–"), true],
-        ], rows, { kind: "small" })
+      ? table(
+          "Clauses of both packs",
+          [
+            ["format", ({ format }) => h("code", {}, format.arm)],
+            [
+              "verdicts",
+              ({ format }) =>
+                format.first === format.second
+                  ? outcomeMark(format.first)
+                  : h("span", {}, outcomeMark(format.first), " → ", outcomeMark(format.second)),
+            ],
+            ["clause", ({ clause }) => (clause.slice === "all" ? clause.clause : `${clause.clause} [${clause.slice}]`)],
+            ["first", ({ clause }) => figure(clause.first?.estimate), true],
+            ["second", ({ clause }) => figure(clause.second?.estimate), true],
+            [
+              "paired difference",
+              ({ clause }) => (clause.paired ? figure(clause.paired.estimate) : "not paired"),
+              true,
+            ],
+            [
+              "90% interval",
+              ({ clause }) =>
+                clause.paired
+                  ? `${figure(clause.paired.lower, 3, "none")} to ${figure(clause.paired.upper, 3, "none")}`
+                  : clause.unpaired,
+              false,
+            ],
+            ["n", ({ clause }) => (clause.paired ? `${clause.paired.n} ${clause.paired.n_unit}` : "–"), true],
+          ],
+          rows,
+          { kind: "small" },
+        )
       : h("p", {}, "The packs have no format in common."),
-    only("first", found.first_only), only("second", found.second_only));
+    only("first", found.first_only),
+    only("second", found.second_only),
+  );
 }
 
 function descriptive(clause) {
@@ -40,8 +76,21 @@ function descriptive(clause) {
 
 function same(what, differences) {
   if (!differences.length) return h("p", { class: "note" }, `Same ${what}.`);
-  return h("div", {}, h("p", {}, `Other ${what}:`),
-    table(`Differences of the ${what}`, [["key", (each) => h("code", {}, each.path)], ["first", (each) => JSON.stringify(each.stored)], ["second", (each) => JSON.stringify(each.again)]], differences, { kind: "small" }));
+  return h(
+    "div",
+    {},
+    h("p", {}, `Other ${what}:`),
+    table(
+      `Differences of the ${what}`,
+      [
+        ["key", (each) => h("code", {}, each.path)],
+        ["first", (each) => JSON.stringify(each.stored)],
+        ["second", (each) => JSON.stringify(each.again)],
+      ],
+      differences,
+      { kind: "small" },
+    ),
+  );
 }
 
 function only(which, names) {

@@ -5,7 +5,10 @@ import { outcomeMark } from "./packs_room.js";
 
 export function otherMargins(pack) {
   const place = h("div", { role: "status" });
-  const inputs = pack.bounds.map((bound, index) => ({ bound, input: h("input", { id: `bound-${index}`, type: "number", step: "any", value: String(bound.value) }) }));
+  const inputs = pack.bounds.map((bound, index) => ({
+    bound,
+    input: h("input", { id: `bound-${index}`, type: "number", step: "any", value: String(bound.value) }),
+  }));
   const button = h("button", { type: "submit", class: "main", id: "judge-again" }, "Judge again");
   const submit = async (event) => {
     event.preventDefault();
@@ -26,26 +29,70 @@ export function otherMargins(pack) {
     for (const { bound, input } of inputs) input.value = String(bound.value);
     place.replaceChildren();
   };
-  return h("section", {}, h("h2", {}, "With other margins"),
-    h("p", {}, "What would these rows have decided under other bounds? The answer is ", h("strong", {}, "after the fact"), ": the bounds were not fixed before the run, so it is no evidence for a claim."),
+  return h(
+    "section",
+    {},
+    h("h2", {}, "With other margins"),
+    h(
+      "p",
+      {},
+      "What would these rows have decided under other bounds? The answer is ",
+      h("strong", {}, "after the fact"),
+      ": the bounds were not fixed before the run, so it is no evidence for a claim.",
+    ),
     inputs.length
-      ? h("form", { onsubmit: submit },
-          h("div", { class: "bounds-form" }, inputs.map(({ bound, input }) => h("div", {}, h("label", { for: input.id }, bound.path), input))),
-          h("div", { class: "buttons" }, button, h("button", { type: "button", onclick: restore }, "The contract's own")))
+      ? h(
+          "form",
+          { onsubmit: submit },
+          h(
+            "div",
+            { class: "bounds-form" },
+            inputs.map(({ bound, input }) => h("div", {}, h("label", { for: input.id }, bound.path), input)),
+          ),
+          h(
+            "div",
+            { class: "buttons" },
+            button,
+            h("button", { type: "button", onclick: restore }, "The contract's own"),
+          ),
+        )
       : h("p", {}, "The contract has no bound that could be changed."),
-    place);
+    place,
+  );
 }
 
 function answer(found) {
-  return h("div", { class: "post-hoc" },
-    h("p", {}, h("span", { class: "stamp" }, "POST HOC"), ` ${found.outcome.replaceAll("_", " ")}; the run was ${found.before.replaceAll("_", " ")}. ${found.sentence}.`),
+  return h(
+    "div",
+    { class: "post-hoc" },
+    h(
+      "p",
+      {},
+      h("span", { class: "stamp" }, "POST HOC"),
+      ` ${found.outcome.replaceAll("_", " ")}; the run was ${found.before.replaceAll("_", " ")}. ${found.sentence}.`,
+    ),
     found.changed.length
-      ? table("Changed bounds", [["key", (each) => h("code", {}, each.key)], ["in the pack", (each) => String(each.pack), true], ["now", (each) => String(each.now), true]], found.changed, { kind: "small" })
+      ? table(
+          "Changed bounds",
+          [
+            ["key", (each) => h("code", {}, each.key)],
+            ["in the pack", (each) => String(each.pack), true],
+            ["now", (each) => String(each.now), true],
+          ],
+          found.changed,
+          { kind: "small" },
+        )
       : h("p", {}, "No bound was changed."),
-    table("Verdicts after the fact", [
-      ["format", (row) => h("code", {}, row.arm)],
-      ["in the pack", (row) => outcomeMark(row.before)],
-      ["post hoc", (row) => outcomeMark(row.after)],
-      ["why", (row) => row.reason],
-    ], found.formats.filter((row) => row.role === "candidate"), { kind: "small" }));
+    table(
+      "Verdicts after the fact",
+      [
+        ["format", (row) => h("code", {}, row.arm)],
+        ["in the pack", (row) => outcomeMark(row.before)],
+        ["post hoc", (row) => outcomeMark(row.after)],
+        ["why", (row) => row.reason],
+      ],
+      found.formats.filter((row) => row.role === "candidate"),
+      { kind: "small" },
+    ),
+  );
 }
