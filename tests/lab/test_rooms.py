@@ -169,7 +169,14 @@ def test_files_that_a_report_links_to_are_those_of_the_pack(lab: Lab, shelf: Pat
     found = ask(lab, f"packs/{number}/verdicts.json")
     assert found.body == (shelf / "one" / "verdicts.json").read_bytes()
     assert found.headers["content-type"].startswith("text/plain")
-    for name in ("../one/verdicts.json", "..%2f..%2fone%2fverdicts.json", "notes.txt", "rows", ".", "rows/../plan.json"):
+    for name in (
+        "../one/verdicts.json",
+        "..%2f..%2fone%2fverdicts.json",
+        "notes.txt",
+        "rows",
+        ".",
+        "rows/../plan.json",
+    ):
         assert ask(lab, f"packs/{number}/{name}").status == 404
 
 
