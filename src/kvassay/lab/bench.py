@@ -25,7 +25,6 @@ from kvassay.lab.bench_settings import BenchSettings
 from kvassay.lab.capture import Captured
 from kvassay.lab.stored_side import stored_view
 
-
 _ONE_AT_A_TIME = threading.Lock()
 """Warning filters belong to the process, and two runs at once would only share the cores."""
 
