@@ -102,6 +102,7 @@ export function errorPart(found) {
         ["relative", (row) => (row.relative === null ? "no signal" : percent(row.relative)), true],
       ],
       found.figures,
+      { kind: "tight" },
     ),
     h("h2", {}, "Error by token"),
     responsive((width) => tokenErrors(found.tokens_error, width)),

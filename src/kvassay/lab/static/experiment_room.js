@@ -155,10 +155,9 @@ function rowTable(rows) {
   return table(
     "Rows of the experiment",
     [
-      ["cell", (row) => h("a", { href: bench(row) }, `seed ${row.seed}, N = ${row.n_tokens}`)],
-      ["input", (row) => WORDS[row.input]],
-      ["scales", (row) => WORDS[row.quantizer]],
+      ["cell", (row) => h("a", { href: bench(row) }, `seed ${row.seed}, N = ${row.n_tokens}, ${WORDS[row.input]}`)],
       ["output error", (row) => figure(row.output_max_abs, 4), true],
+      ["scales", (row) => WORDS[row.quantizer]],
       ["relative", (row) => percent(row.output_relative), true],
       ["K alone", (row) => figure(row.output_keys_only_max_abs), true],
       ["V alone", (row) => figure(row.output_values_only_max_abs), true],
