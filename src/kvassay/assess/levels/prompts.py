@@ -47,6 +47,7 @@ class PromptLevel(Level):
 
     name = "prompts"
     words = "prompts"
+    runs_units_together = True
 
     def __init__(self, contract: Contract, tokenizer: Any, taken: Collection[str] = ()) -> None:
         """Draw prompts for verdict and pilot, which share none. `taken` are documents that another level's pilot used
