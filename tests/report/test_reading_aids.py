@@ -48,6 +48,14 @@ def test_every_chart_has_a_text_alternative_and_its_figures_as_a_table(page: Pag
         assert "The figures of this chart as a table" in figure.text
 
 
+def test_a_chart_is_one_image_whose_marks_have_no_role_of_their_own(page: Page) -> None:
+    """A mark with a role and without a name is announced as an image that nobody described."""
+    inside = [element for element in page.elements if "svg" in element.path]
+    assert inside
+    roles = {name for element in inside for name in element.attributes if name == "role" or name.startswith("aria-")}
+    assert roles == set()
+
+
 def test_tables_name_their_rows_and_columns_and_can_be_scrolled_by_keyboard(page: Page) -> None:
     for header in page.all("th"):
         assert header.attributes["scope"] in ("col", "row", "colgroup")
