@@ -150,6 +150,22 @@ def test_a_slider_moves_the_quantizer_by_keyboard_and_the_address_keeps_the_view
     assert float(page.get_attribute("#results", "data-latency-ms")) > 0
 
 
+def test_a_slow_room_that_was_left_changes_nothing_any_more(opened: Opened, lab: Lab) -> None:
+    page = opened.page
+    held: list[Any] = []
+    page.route("**/api/experiment", held.append)
+    page.goto(f"{lab.address}#experiment")
+    page.wait_for_selector("#room h1")
+    page.click("a[data-room=network]")
+    page.wait_for_selector("#do-step")
+    with page.expect_response("**/api/experiment"):
+        held[0].continue_()
+    page.wait_for_timeout(300)
+    assert page.url.endswith("#network")
+    assert page.locator("#do-step").count() == 1
+    assert page.title() == "One unit · kvassay lab"
+
+
 def test_what_cannot_be_is_said_and_the_way_out_works(opened: Opened, lab: Lab) -> None:
     page = opened.page
     opened.go(lab, "bytes?format=int9")

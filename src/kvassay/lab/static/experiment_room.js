@@ -28,6 +28,7 @@ export async function enter(holder, given) {
     ),
   );
   const found = await get("api/experiment");
+  if (!holder.isConnected) return;
   const worst = found.rows[0];
   holder.replaceChildren(
     h(

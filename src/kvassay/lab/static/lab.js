@@ -11,12 +11,12 @@ const ROOMS = {
 };
 
 const place = document.getElementById("room");
-let current = null;
+let opening = 0;
 let leave = null;
 
 async function open() {
+  const mine = ++opening;
   const { room, view } = address(Object.keys(ROOMS));
-  current = room;
   for (const link of document.querySelectorAll("[data-room]")) {
     if (link.dataset.room === room) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -25,13 +25,16 @@ async function open() {
   leave = null;
   try {
     const module = await ROOMS[room]();
-    if (current !== room) return;
+    if (mine !== opening) return;
     const holder = h("div");
     place.replaceChildren(holder);
     document.title = `${module.TITLE} · kvassay lab`;
-    leave = (await module.enter(holder, view)) ?? null;
+    // A slow room may be left before it is drawn; rooms look whether their holder is still on the page.
+    const left = await module.enter(holder, view);
+    if (mine === opening) leave = left ?? null;
+    else left?.();
   } catch (error) {
-    place.replaceChildren(problem(error));
+    if (mine === opening) place.replaceChildren(problem(error));
   }
 }
 

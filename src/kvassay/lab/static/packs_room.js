@@ -19,11 +19,13 @@ export async function enter(holder, view) {
     ),
   );
   const shelf = await get("api/packs");
+  if (!holder.isConnected) return;
   if (!view.pack) {
     holder.replaceChildren(shelfPart(shelf));
     return;
   }
   const pack = await get(`api/packs/${encodeURIComponent(view.pack)}`);
+  if (!holder.isConnected) return;
   const holderOfComparison = h("div");
   holder.replaceChildren(
     ...answerPart(pack, shelf, view, holderOfComparison),
