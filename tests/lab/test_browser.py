@@ -23,6 +23,7 @@ ROOMS = {
     "packs": "packs",
     "pack": "packs?pack=1&with=2",
 }
+pytestmark = pytest.mark.slow
 VIEWS = ((1440, "light"), (360, "dark"), (1440, "dark"), (360, "light"))
 
 
