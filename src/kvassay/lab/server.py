@@ -55,7 +55,7 @@ class Lab(NamedTuple):
         return uvicorn.Config(
             self.app,  # pyright: ignore[reportArgumentType]
             access_log=False,  # it would write the token
-            log_level="warning",
+            log_level="critical",  # a fault is a sentence on the page; an interrupt in mid-answer is none
             server_header=False,
             proxy_headers=False,
             lifespan="off",
