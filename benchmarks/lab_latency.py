@@ -39,13 +39,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--moves", type=int, default=30)
     moves = parser.parse_args().moves
-    print(f"{'setting':48} {'server ms':>10} {'p90':>7} {'CPU ms':>7} {'page ms':>8} {'p90':>7}   n = {moves}")
-    paged = dict(page_milliseconds(moves))
+    print(f"{'setting':48} {'median ms':>10} {'p90 ms':>8} {'CPU ms':>8}   n = {moves}")
     for name, settings in SETTINGS.items():
         wall, cpu = server_milliseconds(settings, moves)
-        page = paged.get(name)
-        shown = f"{statistics.median(page):8.1f} {_p90(page):7.1f}" if page else "no Chromium"
-        print(f"{name:48} {statistics.median(wall):10.1f} {_p90(wall):7.1f} {statistics.median(cpu):7.1f} {shown}")
+        shown = f"{statistics.median(wall):10.1f} {_p90(wall):8.1f} {statistics.median(cpu):8.1f}"
+        print(f"{name:48} {shown}   server", flush=True)
+    for name, page in page_milliseconds(moves):
+        print(f"{name:48} {statistics.median(page):10.1f} {_p90(page):8.1f} {'':8}   page", flush=True)
 
 
 def server_milliseconds(settings: dict[str, Any], moves: int) -> tuple[list[float], list[float]]:
@@ -69,6 +69,7 @@ def page_milliseconds(moves: int) -> Iterator[tuple[str, list[float]]]:
     """What the page itself says of each move of the outlier's slider, in a real browser."""
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
+        print("no Chromium: the page was not measured")
         return
     from playwright.sync_api import sync_playwright
 
