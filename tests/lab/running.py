@@ -33,7 +33,7 @@ def running(packs: Path, model: str, desk: CaptureDesk | None = None) -> Iterato
     server = uvicorn.Server(opened.config())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened.listener]}, daemon=True)
     thread.start()
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while not server.started:
         assert thread.is_alive(), "the server ended before it answered"
         assert time.monotonic() < limit, "the server did not start"
@@ -57,7 +57,7 @@ def ask(
 ) -> Answer:
     """One request; `path` comes after the token. With a body it is a POST."""
     token = lab.address.rsplit("/", 2)[1]
-    connection = http.client.HTTPConnection(HOST, lab.listener.getsockname()[1], timeout=120)
+    connection = http.client.HTTPConnection(HOST, lab.listener.getsockname()[1], timeout=300)
     target = path if whole_path else f"/{token}/{path}"
     connection.request(method or ("GET" if body is None else "POST"), target, body=body, headers=dict(headers))
     response = connection.getresponse()

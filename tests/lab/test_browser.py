@@ -48,7 +48,7 @@ def opened(chromium, lab: Lab) -> Iterator[Opened]:
     context = chromium.new_context(
         viewport={"width": 1440, "height": 900}, color_scheme="light", reduced_motion="reduce"
     )
-    context.set_default_timeout(120_000)
+    context.set_default_timeout(300_000)
     page = context.new_page()
     faults: list[str] = []
     page.on("console", lambda message: message.type in ("error", "warning") and faults.append(message.text))

@@ -27,10 +27,10 @@ def test_the_command_prints_its_address_serves_and_ends_with_an_interrupt(tmp_pa
         address, _, view = lab.stdout.readline().removeprefix("lab ").strip().partition("#")
         assert view == "bytes?key_bits=4"
         assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(address, timeout=60) as page:
+        with urllib.request.urlopen(address, timeout=300) as page:
             assert b"kvassay lab" in page.read()
         lab.send_signal(signal.SIGINT)
-        rest, told = lab.communicate(timeout=60)
+        rest, told = lab.communicate(timeout=300)
     assert lab.returncode == 0, told
     assert (rest, "Traceback" in told) == ("", False)
 
@@ -44,7 +44,7 @@ def test_json_gives_the_address_before_the_command_ends(tmp_path: Path) -> None:
             text += lab.stdout.readline()
         assert json.loads(text)["address"].startswith("http://127.0.0.1:")
         lab.send_signal(signal.SIGINT)
-        assert lab.wait(60) == 0
+        assert lab.wait(300) == 0
 
 
 def test_a_folder_that_is_none_and_a_missing_extra_are_one_line_each(tmp_path: Path, capsys) -> None:
