@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvassay.cli.app import run
@@ -20,9 +22,19 @@ main(["lab"])
 """
 
 
-def test_the_command_prints_its_address_serves_and_ends_with_an_interrupt(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kvassay", "lab", "--packs", str(tmp_path), "--view", "bytes?key_bits=4"]
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command as a process that does not outlive a failed test."""
+    command = [sys.executable, "-m", "kvassay", "lab", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as lab:
+        try:
+            yield lab
+        finally:
+            lab.kill()
+
+
+def test_the_command_prints_its_address_serves_and_ends_with_an_interrupt(tmp_path: Path) -> None:
+    with started("--packs", str(tmp_path), "--view", "bytes?key_bits=4") as lab:
         assert lab.stdout is not None
         address, _, view = lab.stdout.readline().removeprefix("lab ").strip().partition("#")
         assert view == "bytes?key_bits=4"
@@ -36,13 +48,15 @@ def test_the_command_prints_its_address_serves_and_ends_with_an_interrupt(tmp_pa
 
 
 def test_json_gives_the_address_before_the_command_ends(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kvassay", "lab", "--packs", str(tmp_path), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lab:
+    with started("--packs", str(tmp_path), "--json") as lab:
         assert lab.stdout is not None
         text = ""
         while not text.endswith("}\n"):
-            text += lab.stdout.readline()
+            line = lab.stdout.readline()
+            assert line, "the command ended before it printed its address"
+            text += line
         assert json.loads(text)["address"].startswith("http://127.0.0.1:")
+        urllib.request.urlopen(json.loads(text)["address"], timeout=300).close()  # it serves, so it takes signals
         lab.send_signal(signal.SIGINT)
         assert lab.wait(300) == 0
 
