@@ -154,7 +154,7 @@ def test_a_slider_moves_the_quantizer_by_keyboard_and_the_address_keeps_the_view
 def test_a_slow_room_that_was_left_changes_nothing_any_more(opened: Opened, lab: Lab) -> None:
     page = opened.page
     held: list[Any] = []
-    page.route("**/api/experiment", held.append)
+    page.route("**/api/experiment", lambda route: held.append(route))
     page.goto(f"{lab.address}#experiment")
     page.wait_for_selector("#room h1")
     page.click("a[data-room=network]")

@@ -75,6 +75,7 @@ def open_lab(packs: Path, model: str, port: int = 0, desk: CaptureDesk | None = 
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
+        listener.listen(128)  # who has the address may come at once, and waits until the server takes it up
     except OSError as error:
         listener.close()
         raise UsageError(
