@@ -81,6 +81,10 @@ class PackError(KvassayError):
     """An evidence pack or output folder that cannot be written, read or trusted."""
 
 
+class SigningError(KvassayError):
+    """A key that cannot be made or read, or a folder that cannot be signed."""
+
+
 class SearchError(KvassayError):
     """A search for a format that cannot begin: no format left, a budget below the least, a file of another model."""
 

@@ -23,6 +23,7 @@ from kvassay.cli.judge_logs import judge_logs
 from kvassay.cli.plan import plan
 from kvassay.cli.report import report
 from kvassay.cli.scales import scales
+from kvassay.cli.sign import keygen, sign
 from kvassay.cli.verify import verify
 from kvassay.errors import UsageError
 
@@ -43,6 +44,8 @@ app.command(formats)
 app.command(doctor)
 app.command(scales)
 app.command(verify)
+app.command(sign)
+app.command(keygen)
 app.command(judge_logs, name="judge-logs")
 app.command(compare)
 app.command(judge)

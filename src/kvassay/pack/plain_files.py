@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from kvassay.errors import PackError
-from kvassay.pack.manifest import MANIFEST_NAME, MAX_FILES, check_file_name
+from kvassay.pack.manifest import MANIFEST_NAME, MAX_FILES, OWN_NAMES, SIGNATURES_NAME, check_file_name
 
 MAX_DEPTH = 8
 
 
 class FolderFiles(NamedTuple):
-    """Relative names, sorted. `names` are regular files but the manifest; `odd` are links, devices, pipes."""
+    """Relative names, sorted. `names` are regular files but the manifest and its signatures; `odd` are links, devices
+    and pipes."""
 
     names: tuple[str, ...]
     odd: tuple[str, ...]
     has_manifest: bool
+    has_signatures: bool
+    """Whether a regular file has the name of the signatures."""
 
 
 def list_files(folder: Path) -> FolderFiles:
@@ -50,10 +53,8 @@ def list_files(folder: Path) -> FolderFiles:
                         raise PackError(f"{str(folder)!r} holds more than {MAX_FILES} files; no result folder does")
         except OSError as error:
             raise PackError(f"folder {str(folder / prefix)!r} cannot be listed: {error.strerror}") from error
-    has_manifest = MANIFEST_NAME in names
-    if has_manifest:
-        names.remove(MANIFEST_NAME)
-    return FolderFiles(tuple(sorted(names)), tuple(sorted(odd)), has_manifest)
+    listed = sorted(name for name in names if name not in OWN_NAMES)
+    return FolderFiles(tuple(listed), tuple(sorted(odd)), MANIFEST_NAME in names, SIGNATURES_NAME in names)
 
 
 def open_plain(folder: Path, name: str) -> BinaryIO:
@@ -61,7 +62,7 @@ def open_plain(folder: Path, name: str) -> BinaryIO:
 
     Raises PackError when it is missing, is reached through a link, or is not a regular file.
     """
-    if name != MANIFEST_NAME:
+    if name not in OWN_NAMES:
         check_file_name(name)
     path = folder
     for part in name.split("/")[:-1]:
