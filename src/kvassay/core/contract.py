@@ -187,6 +187,14 @@ def read_contract_text(path: Path) -> str:
     return text
 
 
+def _shown(value: object) -> str:
+    """A value in a message; TOML's hexadecimal integers may have more digits than Python writes in decimal."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a value of type {type(value).__name__} with too many digits"
+
+
 def _first_error(error: ValidationError) -> str:
     """One line: field path, what was found, what is expected, and how many further faults there are."""
     errors = error.errors(include_url=False)
@@ -196,7 +204,7 @@ def _first_error(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         message = "unknown key; remove it or correct its spelling"
     elif first["type"] not in ("missing", "value_error"):
-        found = repr(first["input"])
+        found = _shown(first["input"])
         message = f"{message}, found {found if len(found) <= 80 else found[:77] + '...'}"
     further = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{path}: {message}{further}"

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from kvassay.core.bounded_json import json_size_fault
 from kvassay.core.spec import DTYPE_NBYTES
 from kvassay.errors import ContainerError
 
@@ -171,6 +172,8 @@ def require_little_endian() -> None:
 
 def strict_json(data: bytes, what: str) -> Any:
     """A JSON value in which no key stands twice in one object; raises ContainerError."""
+    if fault := json_size_fault(data):
+        raise ContainerError(f"{what} holds {fault}")
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:

@@ -51,10 +51,16 @@ class Choice(NamedTuple):
 
 def read_suite_log(path: Path, choice: Choice) -> SuiteLog:
     """Read a log file, or the one log of the task in a folder of lm-eval; raises PackError for what is no evidence."""
+    try:
+        return _read(_one_log(path, choice.task) if path.is_dir() else path, choice)
+    except RecursionError as error:
+        raise PackError(f"{str(path)!r}: nested too deeply; no log of lm-eval or Inspect is") from error
+
+
+def _read(file: Path, choice: Choice) -> SuiteLog:
     from kvassay.pack.inspect_log import read_inspect_log
     from kvassay.pack.lm_eval_log import read_lm_eval_log
 
-    file = _one_log(path, choice.task) if path.is_dir() else path
     if file.suffix == ".jsonl":
         return read_lm_eval_log(file, read_log_bytes(file), choice)
     if file.suffix == ".json":

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from kvassay.core.records import GENERATION_COLUMNS, ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS
 from kvassay.errors import PackError
+from kvassay.pack.parquet_pages import check_footer_size, check_pages
 from kvassay.pack.plain_files import open_plain
 
 ArrowTable: TypeAlias = Any
@@ -40,7 +41,7 @@ MAX_ROWS = 20_000_000
 MAX_TABLE_NBYTES = 2 << 30
 """Decoded size beyond which a table is refused: a few kilobytes of Parquet can claim to hold terabytes."""
 
-_MAX_FOOTER_TEXT_NBYTES = 1 << 20
+_FOOTER_LIMITS = {"thrift_string_size_limit": 1 << 20, "thrift_container_size_limit": 10_000}
 
 _ARROW_TYPES = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
 _IDENTIFYING = frozenset(
@@ -110,11 +111,14 @@ def read_table(folder: Path, table: str) -> ReadTable:
     schema = arrow_schema(table)
     texts = [field.name for field in schema if field.type == pa.string()]
     with open_plain(folder, name) as file:
+        check_footer_size(file, name)
         try:
-            _check_footer(name, schema, pq.ParquetFile(file, thrift_string_size_limit=_MAX_FOOTER_TEXT_NBYTES))
+            footer = pq.ParquetFile(file, **_FOOTER_LIMITS)
+            _check_footer(name, schema, footer)
+            check_pages(file, footer.metadata, name)
             # Texts stay dictionaries while they are read: expanded, one long text in every row would fill
             # memory.
-            parquet = pq.ParquetFile(file, read_dictionary=texts, thrift_string_size_limit=_MAX_FOOTER_TEXT_NBYTES)
+            parquet = pq.ParquetFile(file, read_dictionary=texts, **_FOOTER_LIMITS)
             groups = [schema.empty_table()]
             nbytes = 0
             for index in range(parquet.num_row_groups):
