@@ -16,6 +16,7 @@ from kvassay.cli.contract import contract
 from kvassay.cli.doctor import doctor
 from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
+from kvassay.cli.export import export
 from kvassay.cli.find import find
 from kvassay.cli.formats import formats
 from kvassay.cli.judge import judge
@@ -50,6 +51,7 @@ app.command(judge_logs, name="judge-logs")
 app.command(compare)
 app.command(judge)
 app.command(report)
+app.command(export)
 app.command(experiment)
 
 
