@@ -99,7 +99,12 @@ def _answer(call: Callable[[], Any]) -> dict[str, Any]:
         status = "memory" if caused_by_memory else "refused"
         return {"status": status, "error": type(error).__name__, "message": str(error)[:2000], "value": None}
     except MemoryError:
-        return {"status": "memory", "error": "MemoryError", "message": "out of the memory that is allowed", "value": None}
+        return {
+            "status": "memory",
+            "error": "MemoryError",
+            "message": "out of the memory that is allowed",
+            "value": None,
+        }
     except BaseException as error:
         text = "".join(traceback.format_exception(error, limit=-12))[-4000:]
         return {"status": "fault", "error": type(error).__name__, "message": text, "value": None}

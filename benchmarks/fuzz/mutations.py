@@ -20,14 +20,26 @@ ODD_VALUES: list[Any] = [
     0.5, -0.0, 1e-320, 1e308, "", "x", "\u202e", "\x00", "a" * 3000, "../../x", "NaN", "0", "kivi-4", "f32",
     [], {}, [[]], [None], {"": {}}, {"x": 1}, ["a"] * 50,
 ]  # fmt: skip
-ODD_TEXTS = [b"NaN", b"Infinity", b"-Infinity", b"1e400", b"9" * 5000, b"[" * 2000, b'{"a":' * 2000, b'"\\ud800"', b"\xff"]
+ODD_TEXTS = [
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"1e400",
+    b"9" * 5000,
+    b"[" * 2000,
+    b'{"a":' * 2000,
+    b'"\\ud800"',
+    b"\xff",
+]
 ODD_NUMBERS = [0, 1, 127, 128, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
 
 
 @st.composite
 def json_mutations(draw: st.DrawFn) -> Mutation:
     """One to four edits of the values of a JSON text."""
-    edits = draw(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7), st.integers(0, 10**6)), min_size=1, max_size=4))
+    edits = draw(
+        st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7), st.integers(0, 10**6)), min_size=1, max_size=4)
+    )
 
     def apply(data: bytes) -> bytes:
         for place, what, which in edits:
@@ -79,7 +91,9 @@ def _spots(value: Any) -> Any:
 @st.composite
 def byte_mutations(draw: st.DrawFn) -> Mutation:
     """One to six edits of bytes: flips, cuts, repeats, and little-endian numbers of every width put over what is there."""
-    edits = draw(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 6), st.integers(0, 10**6)), min_size=1, max_size=6))
+    edits = draw(
+        st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 6), st.integers(0, 10**6)), min_size=1, max_size=6)
+    )
 
     def apply(data: bytes) -> bytes:
         for place, what, which in edits:
@@ -112,7 +126,9 @@ def _edit_bytes(data: bytes, place: int, what: int, which: int) -> bytes:
 @st.composite
 def line_mutations(draw: st.DrawFn) -> Mutation:
     """One to four edits of lines: gone, doubled, swapped, or another value behind the equals sign."""
-    edits = draw(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5), st.integers(0, 10**6)), min_size=1, max_size=4))
+    edits = draw(
+        st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5), st.integers(0, 10**6)), min_size=1, max_size=4)
+    )
 
     def apply(data: bytes) -> bytes:
         lines = data.split(b"\n")

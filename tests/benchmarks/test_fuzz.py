@@ -86,7 +86,10 @@ def _dies() -> None:
     ],
 )
 def test_every_end_of_a_bounded_child_has_its_name(call, status: str) -> None:
-    assert run_bounded(call, cpu_seconds=0, wall_seconds=30 if status == "time" else 3 if status == "hang" else 60).status == status
+    assert (
+        run_bounded(call, cpu_seconds=0, wall_seconds=30 if status == "time" else 3 if status == "hang" else 60).status
+        == status
+    )
 
 
 def test_growth_and_opened_files_are_told(tmp_path: Path) -> None:

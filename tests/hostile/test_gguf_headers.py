@@ -61,7 +61,10 @@ CASES: dict[str, tuple[bytes, str]] = {
     "more keys than there are": (header([], count=1000), "the file is cut or damaged"),
     "a key of exabytes": (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), "a string of 4611686018427387904 bytes"),
     "a text of exabytes": (with_key("x", STRING, struct.pack("<Q", 1 << 62)), "a string of 4611686018427387904 bytes"),
-    "an array of exabytes": (with_key("x", ARRAY, array(U64, 1 << 60)), "the header asks for 9223372036854775808 bytes"),
+    "an array of exabytes": (
+        with_key("x", ARRAY, array(U64, 1 << 60)),
+        "the header asks for 9223372036854775808 bytes",
+    ),
     "an array that wraps": (with_key("x", ARRAY, array(U64, (1 << 61) + 1)), "the file is cut or damaged"),
     "texts without end": (with_key("x", ARRAY, array(STRING, 1 << 40)), "the file is cut or damaged"),
     "arrays of arrays": (with_key("x", ARRAY, array(ARRAY, 1, array(ARRAY, 1))), "a metadata array of type 9"),
@@ -79,7 +82,10 @@ CASES: dict[str, tuple[bytes, str]] = {
     "heads that are infinite": (with_key("llama.attention.head_count_kv", F32, float("inf")), "head"),
     "no heads": (with_key("llama.attention.head_count", U32, 0), "head"),
     "a head size beyond any": (with_key("llama.attention.key_length", U64, (1 << 64) - 1), "head_dim"),
-    "heads of other layers": (with_key("llama.attention.head_count_kv", ARRAY, array(U32, 3, bytes(12))), "names 3 layers"),
+    "heads of other layers": (
+        with_key("llama.attention.head_count_kv", ARRAY, array(U32, 3, bytes(12))),
+        "names 3 layers",
+    ),
 }
 
 

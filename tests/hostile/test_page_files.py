@@ -99,7 +99,9 @@ EDITS: dict[str, Callable[[bytes], bytes]] = {
     "no metadata": _header(lambda table: table.pop("__metadata__")),
     "metadata that is a list": _header(lambda table: table.update(__metadata__=[])),
     "metadata of another kind of file": _header(lambda table: table.update(__metadata__={"format": "pt"})),
-    "our header as a number": _header(lambda table: table["__metadata__"].update(dict.fromkeys(table["__metadata__"], 1))),
+    "our header as a number": _header(
+        lambda table: table["__metadata__"].update(dict.fromkeys(table["__metadata__"], 1))
+    ),
     "our header nested": _header(
         lambda table: table["__metadata__"].update(dict.fromkeys(table["__metadata__"], "[" * 100_000))
     ),

@@ -52,19 +52,31 @@ def _scheme(**fields: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an index that climbs": ({"index": {NAMES[0]: "../../outside/secret.safetensors"}}, "of its own folder"),
     "an index that is absolute": ({"index": {NAMES[0]: "/etc/x.safetensors"}}, "of its own folder"),
-    "an index with a null byte": ({"index": {NAMES[0]: "a\x00.safetensors"}}, "no possible file name"),
+    "an index with a null byte": (
+        {"index": {NAMES[0]: "a\x00.safetensors", NAMES[1]: "model.safetensors"}},
+        "no possible file name",
+    ),
     "an index to another kind": ({"index": {NAMES[0]: "pytorch_model.bin"}}, "of its own folder"),
     "an index to a number": ({"index": {NAMES[0]: 7}}, "of its own folder"),
-    "an index to nothing": ({"index": {NAMES[0]: "absent.safetensors"}}, "cannot be read"),
+    "an index to nothing": (
+        {"index": {NAMES[0]: "absent.safetensors", NAMES[1]: "model.safetensors"}},
+        "cannot be read",
+    ),
     "an index that is a list": ({"index": "[]"}, "holds a JSON list"),
     "a map that is a list": ({"index": '{"weight_map": []}'}, "weight_map"),
-    "an index of another tensor": ({"index": {NAMES[0].replace("k_", "v_"): "model.safetensors", NAMES[0]: "b.safetensors"}}, "b.safetensors"),
+    "an index of another tensor": (
+        {"index": {NAMES[0].replace("k_", "v_"): "model.safetensors", NAMES[0]: "b.safetensors"}},
+        "b.safetensors",
+    ),
     "a scale of zero": ({"data": tensors(k_scale=0.0)}, NAMES[0]),
     "a scale below zero": ({"data": tensors(k_scale=-1.0)}, NAMES[0]),
     "a scale that is NaN": ({"data": tensors(v_scale=float("nan"))}, NAMES[1]),
     "a scale without end": ({"data": tensors(v_scale=float("inf"))}, NAMES[1]),
     "a scale of integers": ({"data": tensors(k_scale=3)}, "expected a floating-point scale"),
-    "a scale of millions": ({"data": save({NAMES[0]: torch.ones(2_000_000), NAMES[1]: torch.ones(1)})}, "expected a scale"),
+    "a scale of millions": (
+        {"data": save({NAMES[0]: torch.ones(2_000_000), NAMES[1]: torch.ones(1)})},
+        "expected a scale",
+    ),
     "a header of exabytes": ({"data": (1 << 62).to_bytes(8, "little") + b"{}"}, "cannot be read as safetensors"),
     "a shape that wraps": ({"data": container(entry(NAMES[0], shape=(1 << 40, 1 << 40)), b"0000")}, "cannot be read"),
     "a shape below zero": ({"data": container(entry(NAMES[0], shape=(-1,)), b"0000")}, "cannot be read"),
@@ -76,9 +88,15 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a config of another type": (_scheme(type=["float"]), "type"),
     "a config of markup": (_scheme(strategy="<script>"), "strategy"),
     "a config that says nothing": ({"config": {}}, "names no KV-cache scales"),
-    "a config whose scheme is a number": ({"config": {"quantization_config": {"kv_cache_scheme": 8}}}, "expected an object"),
+    "a config whose scheme is a number": (
+        {"config": {"quantization_config": {"kv_cache_scheme": 8}}},
+        "expected an object",
+    ),
     "a config whose section is a list": ({"config": {"quantization_config": [1]}}, "quantization_config"),
-    "an algorithm that is a list": ({"config": {"quantization_config": {"kv_cache_quant_algo": ["FP8"]}}}, "kv_cache_quant"),
+    "an algorithm that is a list": (
+        {"config": {"quantization_config": {"kv_cache_quant_algo": ["FP8"]}}},
+        "kv_cache_quant",
+    ),
 }
 
 
@@ -106,6 +124,8 @@ def test_other_bytes_are_refused(name: str, data: str, inside: Path, bounded: Bo
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_what_is_no_file_is_refused(name: str, place: str, inside: Path, outside: Path, bounded: Bounded) -> None:
+    if (name, place) == ("model.safetensors", "a sparse terabyte"):
+        pytest.skip("shards of weights have any size, and safetensors maps them without reading them")
     folder = checkpoint(inside)
     (folder / name).unlink()
     PLACES[place](folder / name, outside)

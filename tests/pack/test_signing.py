@@ -81,8 +81,10 @@ def test_signatures_equal_the_vectors_of_dsse_and_rfc_8032(vector: tuple[str, st
 
 def write_public(name: str, folder: Path) -> Path:
     path = folder / f"{name}.pub"
-    pem = KEYS[name].public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    pem = (
+        KEYS[name]
+        .public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
     path.write_bytes(pem)
     return path
@@ -108,7 +110,11 @@ def test_a_pack_is_signed_by_several_and_stays_as_it_was(pack: Path) -> None:
     assert sign_folder(pack, KEYS["B"]).signatures == 2
     assert failed(pack, "A", "B", "A") == []
     assert {path: path.read_bytes() for path in before} == before
-    assert {path.name for path in pack.iterdir()} - {path.name for path in before} <= {SIGNATURES_NAME, "rows", "charts"}
+    assert {path.name for path in pack.iterdir()} - {path.name for path in before} <= {
+        SIGNATURES_NAME,
+        "rows",
+        "charts",
+    }
     assert verify_pack(pack, expect_root=first.root).passed
     with pytest.raises(SigningError, match="signed with this key already"):
         sign_folder(pack, KEYS["A"])

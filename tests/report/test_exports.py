@@ -60,7 +60,7 @@ def test_junit_has_a_case_for_each_clause_that_decides_and_nothing_inconclusive_
             name = clause.clause if clause.slice == "all" else f"{clause.clause} [{clause.slice}]"
             assert found[verdict.arm, name] == expected[clause.outcome]
             seen.add(clause.outcome)
-    assert {Outcome.MET, Outcome.BREACHED} <= seen
+    assert {Outcome.MET, Outcome.INCONCLUSIVE} <= seen
     assert {verdict.outcome for verdict in candidates(content)} >= {Outcome.NOT_MEASURED}
     assert not [key for key, (kind, _) in found.items() if kind == "skipped"]
     top = ElementTree.fromstring(junit_xml(content))
@@ -120,7 +120,7 @@ def test_hostile_texts_stay_texts_in_every_form(content: PackContent) -> None:
     assert widths == {5, 8}, "no name makes a column"
     for text in (xml, "\n".join(lines), card):
         assert not set("\u202e\x07") & set(text)
-        assert "U+202E" in text
+        assert "U+202E" in text.replace("\\", "")
 
 
 def test_github_annotations_have_a_level_for_each_outcome(content: PackContent) -> None:
@@ -129,7 +129,7 @@ def test_github_annotations_have_a_level_for_each_outcome(content: PackContent) 
         level = {Outcome.MET: "notice", Outcome.BREACHED: "error", Outcome.INVALID_EVIDENCE: "error"}
         title = verdict.arm.replace(",", "%2C").replace(":", "%3A")
         assert f"::{level.get(verdict.outcome, 'warning')} title={title}%3A verdict::" in text
-    assert "100%25" in text or "%25" not in text
+    assert not re.search("%(?!25|0A|0D|2C|3A)", text)
     assert github_annotations(_with(content, reason="95% of\r\nit")).splitlines()[-1].count("95%25 of") == 1
 
 

@@ -29,7 +29,10 @@ from kvassay.errors import ContractError
 
 SCHEMA = "kvassay.contract/1"
 
-MAX_CONTRACT_NBYTES = 1 << 20
+MAX_CONTRACT_NBYTES = 1 << 17
+"""Real ones take some kilobytes; a megabyte of TOML tables takes seconds to parse."""
+
+_MAX_MESSAGE = 600
 
 SEQUENTIAL_LEVELS = ("task", "bytes")
 """Clauses that a sequential contract may have: paired binary ones, and what is counted and not sampled."""
@@ -174,7 +177,7 @@ def read_contract_text(path: Path) -> str:
     """The text of a contract file, byte for byte; a pipe will do, since it is read once."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_CONTRACT_NBYTES + 1)
+            data = file.read(MAX_CONTRACT_NBYTES + 1)  # of a pipe, too, whose size nobody knows
         text = data.decode()
     except FileNotFoundError as error:
         raise ContractError(f"contract {str(path)!r} does not exist") from error
@@ -207,4 +210,6 @@ def _first_error(error: ValidationError) -> str:
         found = _shown(first["input"])
         message = f"{message}, found {found if len(found) <= 80 else found[:77] + '...'}"
     further = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"{path}: {message}{further}"
+    if len(message) > _MAX_MESSAGE:
+        message = message[: _MAX_MESSAGE - 1] + "…"
+    return f"{path[:_MAX_MESSAGE]}: {message}{further}"

@@ -30,14 +30,17 @@ def open_regular(path: Path) -> BinaryIO:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "a pipe, socket or device; expected a regular file", str(path))
+    raise OSError(errno.EINVAL, "no regular file but a pipe, socket or device", str(path))
 
 
 def read_regular(path: Path, max_nbytes: int) -> bytes:
     """All bytes of a regular file of at most `max_nbytes`; raises OSError as `open_regular`, and for a longer one."""
     with open_regular(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
-        data = file.read(max_nbytes + 1) if nbytes <= max_nbytes else b""
-    if nbytes > max_nbytes or len(data) > max_nbytes:
-        raise OSError(errno.EFBIG, f"{max(nbytes, len(data)):,} bytes; at most {max_nbytes:,} are read", str(path))
+        # Not `max_nbytes`: a buffer of that size would be made first, however small the file is.
+        data = file.read(nbytes + 1) if nbytes <= max_nbytes else b""
+    if nbytes > max_nbytes:
+        raise OSError(errno.EFBIG, f"{nbytes:,} bytes; at most {max_nbytes:,} are read", str(path))
+    if len(data) > nbytes:
+        raise OSError(errno.EIO, "it grew while it was read", str(path))
     return data

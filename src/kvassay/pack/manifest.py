@@ -45,7 +45,9 @@ def check_file_name(name: str) -> str:
             f"{MAX_NAME_LENGTH} letters, digits and '_.+=-', without hidden or parent parts"
         )
     if name.casefold() in OWN_NAMES:
-        whose = "the manifest's own name" if name.casefold() == MANIFEST_NAME else "the name of the manifest's signatures"
+        whose = (
+            "the manifest's own name" if name.casefold() == MANIFEST_NAME else "the name of the manifest's signatures"
+        )
         raise PackError(f"{name!r} is {whose} and cannot be listed in it")
     return name
 

@@ -78,11 +78,10 @@ def open_plain(folder: Path, name: str) -> BinaryIO:
     except OSError as error:
         what = "a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
         raise PackError(f"{name}: {what}; a pack holds regular files only") from error
-    file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
+        os.close(descriptor)  # `fdopen` would refuse a folder by an error of its own
         raise PackError(f"{name}: not a regular file; a pack holds regular files only")
-    return file
+    return os.fdopen(descriptor, "rb")
 
 
 def read_plain(folder: Path, name: str, max_nbytes: int) -> bytes:
@@ -92,9 +91,10 @@ def read_plain(folder: Path, name: str, max_nbytes: int) -> bytes:
         if nbytes > max_nbytes:
             raise PackError(f"{name}: {nbytes} bytes, at most {max_nbytes} are expected")
         try:
-            data = file.read(max_nbytes + 1)
+            # Not `max_nbytes`: a buffer of that size would be made first, however small the file is.
+            data = file.read(nbytes + 1)
         except OSError as error:
             raise PackError(f"{name}: cannot be read: {error.strerror}") from error
-    if len(data) > max_nbytes:
-        raise PackError(f"{name}: grew beyond {max_nbytes} bytes while it was read")
+    if len(data) > nbytes:
+        raise PackError(f"{name}: grew beyond {nbytes} bytes while it was read")
     return data

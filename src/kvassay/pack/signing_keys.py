@@ -103,7 +103,9 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
     try:
         key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise SigningError(f"{str(path)!r} is no public key in PEM; expected the .pub file of kvassay keygen") from error
+        raise SigningError(
+            f"{str(path)!r} is no public key in PEM; expected the .pub file of kvassay keygen"
+        ) from error
     if not isinstance(key, Ed25519PublicKey):
         raise SigningError(f"{str(path)!r} is a {_kind(key)}; expected an Ed25519 public key")
     return key

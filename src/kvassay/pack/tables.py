@@ -148,8 +148,12 @@ def _check_footer(name: str, schema: pa.Schema, parquet: pq.ParquetFile) -> None
             null = "" if expected.nullable else " not null"
             raise PackError(f"{name}: column {expected.name} ({expected.type}{null}) is missing or of another type")
     if len(found) != len(schema):
-        extra = next(column for column, _, _ in found if column not in schema.names)
-        raise PackError(f"{name}: unknown column {extra[:80]!r}; columns are {', '.join(schema.names)}")
+        names = [column for column, _, _ in found]
+        extra = next((column for column in names if column not in schema.names or names.count(column) > 1), "")
+        twice = " twice" if extra in schema.names else ""
+        raise PackError(
+            f"{name}: {'column' if twice else 'unknown column'} {extra[:80]!r}{twice}; columns are {', '.join(schema.names)}"
+        )
     footer = parquet.metadata
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     if any(group.num_rows > ROW_GROUP_ROWS for group in groups):

@@ -28,7 +28,10 @@ def model_card(content: PackContent) -> str:
     for scope in scope_limits(content):
         lines += [f"- {scope.heading}: {_plain(' '.join(scope.sentences))}"]
     if content.manifest is not None:
-        lines += ["", f"Evidence pack: root `{content.manifest.root}`. Check it with `kvassay verify PACK --root ROOT`."]
+        lines += [
+            "",
+            f"Evidence pack: root `{content.manifest.root}`. Check it with `kvassay verify PACK --root ROOT`.",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,92 @@
+"""What an auditor needs: size of the base install, and the time of `kvassay verify` in it.
+
+    python -m benchmarks.auditor_install PACK [--repeats 5] [--json FILE]
+
+Makes a fresh virtual environment in a temporary folder, installs kvassay from this clone with the versions of
+constraints.txt and without any extra (no torch; no kernels are compiled, since verifying needs none), and runs
+`kvassay verify PACK` in fresh processes. PACK must verify.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIMIT_MB = 400
+LIMIT_SECONDS = 5.0
+
+
+def installed_nbytes(folder: Path) -> dict[str, int]:
+    """Bytes on the disk (blocks, as du counts them) of each package of an environment, largest first."""
+    (site,) = folder.glob("lib/python*/site-packages")
+    sizes = {entry.name: _nbytes(entry) for entry in site.iterdir()}
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def _nbytes(path: Path) -> int:
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
+    return sum(512 * each.stat().st_blocks for each in files)
+
+
+def install(folder: Path) -> None:
+    venv.create(folder, with_pip=False, symlinks=True)
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet"]
+    command += ["--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([*command, "--config-settings", "wheel.cmake=false", str(ROOT)], check=True)
+
+
+def verify_seconds(folder: Path, pack: Path) -> float:
+    """Wall seconds of one fresh process, start of the interpreter included."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [folder / "bin/kvassay", "verify", str(pack)], capture_output=True, text=True, check=False, env=environment
+    )
+    took = time.perf_counter() - begin
+    if done.returncode != 0:
+        raise SystemExit(f"{pack} does not verify: {(done.stdout + done.stderr).splitlines()[-1]}")
+    return took
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvassay-auditor-") as name:
+        folder = Path(name) / "venv"
+        install(folder)
+        sizes = installed_nbytes(folder)
+        verify_seconds(folder, given.pack)  # the first run compiles the sources of every package
+        seconds = [verify_seconds(folder, given.pack) for _ in range(given.repeats)]
+        total = _nbytes(folder)
+        code = (
+            "import importlib.util as u; print([n for n in ('torch', 'transformers', 'vl_convert') if u.find_spec(n)])"
+        )
+        unwanted = subprocess.run(
+            [folder / "bin/python", "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    median = statistics.median(seconds)
+    print(f"{total / 1e6:.0f} MB installed (at most {LIMIT_MB}), of which")
+    for package, nbytes in list(sizes.items())[:8]:
+        print(f"  {nbytes / 1e6:6.1f} MB  {package}")
+    print(f"kvassay verify: median {median:.2f} s, {min(seconds):.2f} to {max(seconds):.2f} (n = {len(seconds)})")
+    print(f"not needed and yet there: {unwanted.strip()}")
+    if given.json:
+        told = {"nbytes": total, "packages": sizes, "verify_seconds": seconds}
+        given.json.write_text(json.dumps(told, indent=2) + "\n")
+    return 0 if total <= LIMIT_MB * 1e6 and median <= LIMIT_SECONDS and unwanted.strip() == "[]" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
