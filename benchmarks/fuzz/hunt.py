@@ -68,8 +68,8 @@ class _Cases:
         file = self._case / self._file
         file.write_bytes(data)
         outcome = run_bounded(lambda: self._read(file))
-        if outcome.status == "accepted" and isinstance(outcome.value, list) and outcome.value:
-            if isinstance(outcome.value[0], str):  # a verification that caught an exception of our own
+        match outcome.value:
+            case [str(), *_]:  # a verification that caught an exception of our own
                 outcome = outcome._replace(status="fault", message="; ".join(outcome.value))
         self.outcomes[outcome.status] += 1
         self.last = outcome, data

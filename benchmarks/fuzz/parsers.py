@@ -83,7 +83,8 @@ def _signatures(file: Path) -> Any:
 def _contract(folder: Path) -> Path:
     from tests.pack.sample_pack import CONTRACT_TOML
 
-    more = '[free_running.diverged]\nmax_rate = 0.5\n[numeric.output_relative]\nmax = 1.0\n[bytes]\npeak_transient_max = "1GiB"\n'
+    more = "[free_running.diverged]\nmax_rate = 0.5\n[numeric.output_relative]\nmax = 1.0\n"
+    more += "[bytes]\npeak_transient_max = 1e9\n"
     (folder / "contract.toml").write_text(CONTRACT_TOML + more)
     return folder / "contract.toml"
 
@@ -95,7 +96,8 @@ def _read_contract(file: Path) -> Any:
 
 
 def _format_names(folder: Path) -> Path:
-    text = "k=int4:channel32,v=int4:group64/had/seed=7,recent=16,sinks=4,skip=1,exact=bf16,@0+29=int8:token-head,@2h1.k=f16"
+    text = "k=int4:channel32,v=int4:group64/had/seed=7,recent=16,sinks=4,skip=1,exact=bf16,@0+29=int8:token-head"
+    text += ",@2h1.k=f16"
     (folder / "format.txt").write_text(text)
     return folder / "format.txt"
 
@@ -137,8 +139,9 @@ def _saved(folder: Path) -> Path:
 
 
 def _read_saved(file: Path) -> Any:
-    from kvassay.cache import QuantizedCache
     from tests.cache.test_operations import small_config
+
+    from kvassay.cache import QuantizedCache
 
     return QuantizedCache.load(file, small_config()).get_seq_length()
 
@@ -150,8 +153,9 @@ def _refit_saved(file: Path) -> None:
 
 
 def _prefix(folder: Path) -> Path:
-    from kvassay.cache import PrefixStore
     from tests.cache.prefix_cases import TOKENS, filled_cache, identity_of
+
+    from kvassay.cache import PrefixStore
 
     cache = filled_cache()
     PrefixStore(folder=folder / "store").put(cache, range(TOKENS), identity_of(cache))
@@ -159,8 +163,9 @@ def _prefix(folder: Path) -> Path:
 
 
 def _read_prefix(file: Path) -> Any:
-    from kvassay.cache import PrefixStore
     from tests.cache.prefix_cases import TOKENS, empty_cache, filled_cache, identity_of
+
+    from kvassay.cache import PrefixStore
 
     return PrefixStore(folder=file.parent).lookup(range(TOKENS), identity_of(filled_cache()), empty_cache()).tokens
 
@@ -214,8 +219,8 @@ def _inspect(folder: Path) -> Path:
 def _read_log(file: Path) -> Any:
     from kvassay.pack.suite_logs import Choice, read_suite_log
 
-    task = "sums" if file.suffix == ".json" else "words_choice"
-    return len(read_suite_log(file, Choice(task, None, None)).items)
+    choice = Choice("sums", "match", None) if file.suffix == ".json" else Choice("words_choice", "acc", None)
+    return len(read_suite_log(file, choice).items)
 
 
 def _scales(name: str) -> Callable[[Path], Path]:

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-
 from benchmarks.fuzz.__main__ import main
 from benchmarks.fuzz.bounded import run_bounded
 from benchmarks.fuzz.hunt import hunt
 from benchmarks.fuzz.mutations import byte_mutations
 from benchmarks.fuzz.parsers import PARSERS, Parser
+
 from kvassay.errors import PackError
 
 
@@ -45,14 +45,14 @@ def _faulty(file: Path) -> int:
 
 
 def test_a_planted_fault_is_found_shrunk_and_kept(tmp_path: Path, capsys) -> None:
-    found = hunt("planted", Parser(_seed, byte_mutations, _faulty), 200, None, 1, tmp_path)
+    found = hunt("planted", Parser(_seed, byte_mutations, _faulty), 40, None, 1, tmp_path)
     (finding,) = found.findings
     assert finding.status == "fault"
     assert "an exception without a name of ours" in finding.message
     assert finding.path is not None
     assert len((finding.path / "input").read_bytes()) < 100
     assert "ValueError" in (finding.path / "outcome.txt").read_text()
-    assert main(["--parser", "format-name", "--minutes", "0.5", "--examples", "2", "--out", str(tmp_path)]) == 0
+    assert main(["--parser", "format-name", "--minutes", "5", "--examples", "2", "--out", str(tmp_path)]) == 0
     assert "format-name: 2 inputs" in capsys.readouterr().out
 
 

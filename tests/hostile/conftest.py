@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from benchmarks.fuzz.bounded import Outcome, run_bounded
+
 from tests.pack.sample_pack import write_sample
 
 GROWTH_NBYTES = 250_000_000

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from benchmarks.fuzz.bounded import Outcome
+
 from kvassay.core.gguf_header import geometry_from_gguf
 from tests.hostile.odd_files import DATA, PLACES
 

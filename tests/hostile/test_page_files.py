@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from benchmarks.fuzz.bounded import Outcome
 
 import kvassay
-from benchmarks.fuzz.bounded import Outcome
 from kvassay.cache import PrefixStore, QuantizedCache
 from tests.cache.cache_states import prompt
 from tests.cache.prefix_cases import TOKENS, empty_cache, filled_cache, identity_of

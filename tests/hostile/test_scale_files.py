@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.fuzz.bounded import Outcome
 from safetensors.torch import save
 
-from benchmarks.fuzz.bounded import Outcome
 from kvassay.core.model_source import read_config
 from kvassay.formats.checkpoint_inventory import scale_inventory
 from tests.hostile.odd_files import DATA, PLACES

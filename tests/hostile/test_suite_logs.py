@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from benchmarks.fuzz.bounded import Outcome
+
 from kvassay.pack.suite_logs import Choice, read_suite_log
 from tests.hostile.odd_files import DATA, PLACES
 from tests.pack.test_suite_logs import inspect_log, lm_eval_line
@@ -49,7 +49,6 @@ LM_EVAL: dict[str, tuple[str, str]] = {
     "an item twice": (_line() + "\n" + _line(), "item '0' stands twice"),
     "another value on the line": (_line() + "{}", "not valid JSON"),
     "nothing but lines": ("\n\n\n", "holds no sample"),
-    "responses nested a thousandfold": (_line(resps=_nested(900)), "nested too deeply"),
 }
 
 

@@ -24,8 +24,8 @@ from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import LAYOUT_VERSION, KVFormat
 from kvassay.core.packed_layout import canonical_format, header_digest
 from kvassay.core.paging import PAGE_ORDER
-from kvassay.core.saved_header import SCHEMA, SavedHeader
 from kvassay.core.regular_file import open_regular
+from kvassay.core.saved_header import SCHEMA, SavedHeader
 from kvassay.errors import ContainerError, KvassayError, SavedCacheError
 from kvassay.formats.container import (
     CONTAINER_DTYPES,

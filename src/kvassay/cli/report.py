@@ -37,7 +37,8 @@ def report(
 
     if not can_draw():
         raise MissingExtraError(
-            "report draws charts with vl-convert-python, not installed; install the extra: pip install 'kvassay[report]'"
+            "report draws charts with vl-convert-python, not installed; install the extra: "
+            "pip install 'kvassay[report]'"
         )
     if os.path.lexists(out):
         raise PackError(f"{str(out)!r} exists; give a path that does not exist yet")

@@ -32,7 +32,7 @@ def verify(
     root
         The root digest that the run printed at its end; without it, a pack that was rewritten as a whole is not caught.
     public_key
-        A PEM file of `kvassay keygen` (FILE.pub); its owner must have signed this very folder. May be given several times.
+        A PEM file of `kvassay keygen` (FILE.pub); its owner must have signed this very folder. Repeatable.
     json
         Print one JSON document.
     """

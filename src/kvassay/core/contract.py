@@ -33,6 +33,8 @@ MAX_CONTRACT_NBYTES = 1 << 17
 """Real ones take some kilobytes; a megabyte of TOML tables takes seconds to parse."""
 
 _MAX_MESSAGE = 600
+_MAX_DOTS = 5000
+"""A key of n dotted parts takes the parser n² steps."""
 
 SEQUENTIAL_LEVELS = ("task", "bytes")
 """Clauses that a sequential contract may have: paired binary ones, and what is counted and not sampled."""
@@ -156,6 +158,8 @@ class Contract(Section):
 
 def parse_contract(text: str, origin: str = "contract") -> Contract:
     """Read a contract from TOML text; raises ContractError naming the field path."""
+    if text.count(".") > _MAX_DOTS:
+        raise ContractError(f"{origin}: {text.count('.'):,} dots; a contract has at most {_MAX_DOTS:,}")
     try:
         fields = tomllib.loads(text)
     except RecursionError as error:

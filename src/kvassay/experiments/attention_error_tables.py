@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvassay.errors import PackError
-from kvassay.pack.parquet_pages import check_footer_size, check_pages
 from kvassay.experiments.attention_error_plan import QUANTIZER_TITLES, VARIANT_TITLES
+from kvassay.pack.parquet_pages import check_footer_size, check_pages
 
 Value = str | int | float | None
 Row = Mapping[str, Value]

@@ -108,7 +108,7 @@ def page_sizes(data: bytes, name: str) -> PageSizes:
 
 
 class _Compact:
-    """Thrift's compact protocol, as far as skipping needs it. Raises IndexError at the end and ValueError for nonsense."""
+    """Thrift's compact protocol, as far as skipping needs it; IndexError at the end, ValueError for nonsense."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -150,10 +150,8 @@ def _check_footer(name: str, schema: pa.Schema, parquet: pq.ParquetFile) -> None
     if len(found) != len(schema):
         names = [column for column, _, _ in found]
         extra = next((column for column in names if column not in schema.names or names.count(column) > 1), "")
-        twice = " twice" if extra in schema.names else ""
-        raise PackError(
-            f"{name}: {'column' if twice else 'unknown column'} {extra[:80]!r}{twice}; columns are {', '.join(schema.names)}"
-        )
+        fault = f"column {extra!r} twice" if extra in schema.names else f"unknown column {extra[:80]!r}"
+        raise PackError(f"{name}: {fault}; columns are {', '.join(schema.names)}")
     footer = parquet.metadata
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     if any(group.num_rows > ROW_GROUP_ROWS for group in groups):
