@@ -3,8 +3,9 @@
     python -m benchmarks.auditor_install PACK [--repeats 5] [--json FILE]
 
 Makes a fresh virtual environment in a temporary folder, installs kvassay from this clone with the versions of
-constraints.txt and without any extra (no torch; no kernels are compiled, since verifying needs none), and runs
-`kvassay verify PACK` in fresh processes. PACK must verify.
+constraints.txt and without any extra (no torch; no kernels are compiled, since verifying needs none; sources are
+compiled to byte code when they are first run, `--no-compile`), and runs `kvassay verify PACK` in fresh processes. The
+size is taken after those runs. PACK must verify.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _nbytes(path: Path) -> int:
 
 def install(folder: Path) -> None:
     venv.create(folder, with_pip=False, symlinks=True)
-    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet"]
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet", "--no-compile"]
     command += ["--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt")]
     subprocess.run([*command, "--config-settings", "wheel.cmake=false", str(ROOT)], check=True)
 
@@ -67,7 +68,7 @@ def main() -> int:
         folder = Path(name) / "venv"
         install(folder)
         sizes = installed_nbytes(folder)
-        verify_seconds(folder, given.pack)  # the first run compiles the sources of every package
+        verify_seconds(folder, given.pack)  # the first run compiles the sources that it imports
         seconds = [verify_seconds(folder, given.pack) for _ in range(given.repeats)]
         total = _nbytes(folder)
         code = (

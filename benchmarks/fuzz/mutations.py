@@ -140,8 +140,8 @@ def line_mutations(draw: st.DrawFn) -> Mutation:
 
 
 TOML_VALUES = [
-    b"nan", b"inf", b"-1", b"0", b"1e400", b"0x" + b"f" * 5000, b"9" * 4000, b"true", b'""', b"[]", b"[[]]", b"{}", b"'x'",
-    b'"\\u202e"', b"1979-05-27", b"[1, 'a']", b"{a = {b = 1}}", b'"kivi-4,recent=99999999999"', b"[" * 500,
+    b"nan", b"inf", b"-1", b"0", b"1e400", b"0x" + b"f" * 5000, b"9" * 4000, b"true", b'""', b"[]", b"[[]]", b"{}",
+    b"'x'", b'"\\u202e"', b"1979-05-27", b"[1, 'a']", b"{a = {b = 1}}", b'"kivi-4,recent=99999999999"', b"[" * 500,
     b'"\\u0000"', b"9007199254740993",
 ]  # fmt: skip
 

@@ -35,6 +35,9 @@ CONTAINER_DTYPES = {
 }
 """safetensors' names of the dtypes that kvassay stores. `fn` and `fnuz` bytes mean different numbers."""
 
+_MAX_DIMENSIONS = 16
+"""Of an array in a file; ours have at most seven."""
+
 
 class StoredArray(NamedTuple):
     """An array to be written, or that a reader expects."""
@@ -189,7 +192,7 @@ def _entry(name: str, fields: Any) -> Entry:
     match fields:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if not rest and all(
             type(number) is int and number >= 0 for number in (*shape, begin, end)
-        ):
+        ) and len(shape) <= _MAX_DIMENSIONS:
             return Entry(dtype, tuple(shape), begin, end)
     raise ContainerError(f"array {name[:100]!r}: dtype, shape and data_offsets of whole numbers are expected")
 
