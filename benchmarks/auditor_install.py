@@ -24,6 +24,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIMIT_MB = 400
 LIMIT_SECONDS = 5.0
+_PURE_PYTHON = [
+    part
+    for setting in ("wheel.cmake=false", "wheel.platlib=false", "wheel.py-api=py3")
+    for part in ("--config-settings", setting)
+]
+"""What pyproject.toml itself falls back to where there is no compiler."""
 
 
 def installed_nbytes(folder: Path) -> dict[str, int]:
@@ -40,9 +46,18 @@ def _nbytes(path: Path) -> int:
 
 def install(folder: Path) -> None:
     venv.create(folder, with_pip=False, symlinks=True)
-    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet", "--no-compile"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin/python"),
+        "install",
+        "--quiet",
+        "--no-compile",
+    ]
     command += ["--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([*command, "--config-settings", "wheel.cmake=false", str(ROOT)], check=True)
+    subprocess.run([*command, *_PURE_PYTHON, str(ROOT)], check=True)
 
 
 def verify_seconds(folder: Path, pack: Path) -> float:

@@ -81,6 +81,7 @@ def measure(name: str, context: int, rows: int, repeats: int, found: Gate, ungat
         hidden_size=KV_HEADS * GROUPS * DIM,
         max_position_embeddings=context + repeats + 8,
     )
+    config._attn_implementation = "kvassay"
     generator = torch.Generator().manual_seed(0)
     keys, values = torch.randn(2, rows, KV_HEADS, context, DIM, generator=generator)
     new = torch.randn(2, rows, KV_HEADS, 1, DIM, generator=generator)

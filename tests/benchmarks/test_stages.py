@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from benchmarks.stages import STAGES, gate, main, measure
+
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry, LayerGeometry, Owner
 from kvassay.core.ledger import predict_ledger

@@ -21,7 +21,7 @@ def _emptied(share: float):
 
 
 @pytest.mark.parametrize(
-    ("share", "outcome"), [(0.0, Outcome.MET), (0.02, Outcome.INCONCLUSIVE), (0.2, Outcome.BREACHED)]
+    ("share", "outcome"), [(0.0, Outcome.MET), (0.045, Outcome.INCONCLUSIVE), (0.2, Outcome.BREACHED)]
 )
 def test_b05_empty_answers_have_a_rate_and_a_bound_of_their_own(share: float, outcome: Outcome) -> None:
     """200 prompts; everything else of the outputs equals the reference's, so no other clause would see it."""
@@ -29,7 +29,7 @@ def test_b05_empty_answers_have_a_rate_and_a_bound_of_their_own(share: float, ou
         f"[free_running]\nprompts = {PROMPTS}\nprompt_tokens = {generation_runs.PROMPT_TOKENS}\n"
         f"generated_tokens = {generation_runs.TOKENS}\nlengths = []\n[free_running.empty]\nmargin = 0.05\n"
     )
-    arms = generation_runs.arms(_emptied(share), _emptied(1.0), prompts=PROMPTS)
+    arms = generation_runs.arms(_emptied(share), _emptied(0.9), prompts=PROMPTS)
     verdicts = generation_runs.judged(runs.contract(text), arms)
     clause = clause_of(verdicts, "int8-token-head", "free_running.empty")
     assert clause.outcome is outcome
@@ -90,7 +90,9 @@ def test_b06_whether_a_call_parses_is_told_apart_from_whether_it_is_right() -> N
     assert scored(expected, "I will call the tool.") == (False, False)
 
 
-@pytest.mark.parametrize("name", ["fp8-e5m2", "fp8-e5m2-token-head", "fp8-e4m3", "int8-token-head", "int4-g32", "q4_0"])
+@pytest.mark.parametrize(
+    "name", ["fp8-e5m2", "kv=fp8-e5m2:token-head", "fp8-e4m3", "int8-token-head", "int4-g32", "q4_0"]
+)
 def test_b15_no_dtype_is_exempt_and_all_are_refused_in_the_same_words(name: str) -> None:
     """Equal rows give equal verdicts whatever format they are of; only its name in them differs."""
 

@@ -190,9 +190,11 @@ def one_line(error: BaseException) -> str:
 
 def _entry(name: str, fields: Any) -> Entry:
     match fields:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if not rest and all(
-            type(number) is int and number >= 0 for number in (*shape, begin, end)
-        ) and len(shape) <= _MAX_DIMENSIONS:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if (
+            not rest
+            and all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+            and len(shape) <= _MAX_DIMENSIONS
+        ):
             return Entry(dtype, tuple(shape), begin, end)
     raise ContainerError(f"array {name[:100]!r}: dtype, shape and data_offsets of whole numbers are expected")
 

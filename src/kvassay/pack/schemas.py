@@ -54,7 +54,7 @@ def pack_schemas() -> dict[str, Any]:
             layout.VERDICTS: of[Verdicts],
             layout.LEDGERS: ledgers,
             layout.ABORTED: of[AbortedRun],
-            **{name: free for name in (layout.PLAN, layout.ENVIRONMENT, layout.SUBJECT)},
+            **dict.fromkeys((layout.PLAN, layout.ENVIRONMENT, layout.SUBJECT), free),
             **{
                 table_file(table): {"type": "array", "items": {"$ref": f"#/$defs/{table}_row"}}
                 for table in TABLE_COLUMNS
@@ -76,7 +76,9 @@ def _row(table: str) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {
-            field.name: {"type": [_ROW_TYPES[kinds[field.name]], "null"] if field.nullable else _ROW_TYPES[kinds[field.name]]}
+            field.name: {
+                "type": [_ROW_TYPES[kinds[field.name]], "null"] if field.nullable else _ROW_TYPES[kinds[field.name]]
+            }
             for field in arrow_schema(table)
         },
         "required": list(kinds),
