@@ -1,6 +1,7 @@
 """Where the time of a quantized layer goes: conversion, bookkeeping, dequantization and attention, each timed apart.
 
-    python -m benchmarks.stages --pack PACK [--format kivi-4]... [--context 4096]... [--rows 1]... [--repeats 5] [--json FILE]
+    python -m benchmarks.stages --pack PACK [--format kivi-4]... [--context 4096]... [--rows 1]... [--repeats 5]
+                                [--ungated] [--json FILE]
 
 One layer on the CPU, swept over context lengths and rows (requests at once). Stages:
 

@@ -1,14 +1,17 @@
-"""A parser under atheris, which mutates bytes by what code they reach: `python -m benchmarks.fuzz.coverage NAME [libFuzzer options]`.
+"""A parser under atheris, which mutates bytes by what code they reach.
+
+    python -m benchmarks.fuzz.coverage NAME [libFuzzer options]
 
 atheris is in no extra (`pip install atheris`). Mutations are of plain bytes from the parser's valid input; an exception
-that is none of kvassay's ends the run, and libFuzzer writes the input beside. Runs in one process, so give libFuzzer its
-own limits, for example `-rss_limit_mb=2000 -max_total_time=600`.
+that is none of kvassay's ends the run, and libFuzzer writes the input beside. It runs in one process, so give libFuzzer
+limits, for example `-rss_limit_mb=2000 -max_total_time=600`.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,10 +47,8 @@ def main() -> int:
                     parser.refit(file)
             except Exception:  # what is left of the file cannot be made to fit
                 file.write_bytes(data)
-            try:
+            with suppress(KvassayError):
                 parser.read(file)
-            except KvassayError:
-                pass
 
         atheris.Setup([sys.argv[0], *sys.argv[2:], str(corpus)], one_input)
         atheris.Fuzz()

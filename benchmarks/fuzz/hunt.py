@@ -52,6 +52,8 @@ class _Cases:
         self._file = parser.seed(self._valid).relative_to(self._valid)
         self._bytes = (self._valid / self._file).read_bytes()
         self.outcomes: Counter[str] = Counter()
+        # What a parser imports when it is first used is imported here once, and not in every child.
+        parser.read(self._valid / self._file)
         self.last: tuple[Outcome, bytes] | None = None
 
     def check_seed(self) -> None:

@@ -34,6 +34,4 @@ def test_r24_padding_and_dequantization_lower_the_peak_saving(text: str) -> None
     order = ["codes", "stored without padding", "stored", "tiled", "decoded"]
     found = [savings[name] for name in order]
     assert found == sorted(found, reverse=True), savings
-    assert savings["decoded"] < 0 < savings["stored"], (
-        "with a decoded layer beside it the cache saves nothing at its peak"
-    )
+    assert savings["decoded"] < 0 < savings["stored"], "beside a decoded layer nothing is saved"

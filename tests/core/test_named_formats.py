@@ -24,7 +24,7 @@ def geometry(head_dim: int = 64, kv_heads: int = 2, layers: int = 3) -> CacheGeo
 
 @pytest.mark.parametrize(("name", "bits"), [("kivi-4", 4), ("kivi-2", 2)])
 def test_r6_kivi_has_keys_by_channel_values_by_token_and_a_full_precision_residual(name: str, bits: int) -> None:
-    """KIVI, arXiv:2402.02750: asymmetric, keys in groups of tokens per channel, values in groups of channels per token."""
+    """KIVI, arXiv:2402.02750: asymmetric; keys in groups of tokens per channel, values of channels per token."""
     kv_format = parse_format(name)
     keys, values = kv_format.keys, kv_format.values
     assert (keys.num_bits, values.num_bits) == (bits, bits)

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 from benchmarks.fuzz.bounded import Outcome
 
-from kvassay.core.contract import MAX_CONTRACT_NBYTES, load_contract
+from kvassay.core.contract import MAX_CONTRACT_NBYTES, load_contract, parse_contract
 from tests.hostile.odd_files import DATA
 from tests.pack.sample_pack import CONTRACT_TOML
 
 Bounded = Callable[[Callable[[], Any]], Outcome]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    """What a reader imports when it is first used is imported here once, and not in every child."""
+    parse_contract(CONTRACT_TOML)
 
 
 def _with(old: str, new: str) -> str:

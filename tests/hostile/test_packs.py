@@ -29,6 +29,17 @@ def failing(pack: Path) -> list[str]:
     return [f"{check.name} | {check.sentence}" for check in verify_pack(pack).failed]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _warm(sample: Path) -> None:
+    """What a reader imports when it is first used is imported here once, and not in every child."""
+    verify_pack(sample)
+
+
+def _slow(name: str) -> Any:
+    """Of a product of names and inputs, part is enough for every day."""
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 def _list(name: str) -> Callable[[Path], None]:
     """A manifest that lists a further name, hashes made to fit."""
 
@@ -107,7 +118,7 @@ def test_bytes_that_are_no_manifest_are_refused(data: str, pack: Path, bounded: 
 
 
 @pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("name", ["environment.json", "contract.toml", "arms.json", "rows/items.parquet"])
+@pytest.mark.parametrize("name", ["environment.json", "contract.toml", _slow("arms.json"), _slow("rows/items.parquet")])
 def test_bytes_that_are_no_part_of_a_pack_fail_by_the_files_name(
     name: str, data: str, pack: Path, bounded: Bounded
 ) -> None:
@@ -123,7 +134,7 @@ def test_bytes_that_are_no_part_of_a_pack_fail_by_the_files_name(
 
 
 @pytest.mark.parametrize("place", {**PLACES, **LINKS})
-@pytest.mark.parametrize("name", ["plan.json", "rows/tokens.parquet", "contract.toml"])
+@pytest.mark.parametrize("name", ["plan.json", "rows/tokens.parquet", _slow("contract.toml")])
 def test_r108_what_is_no_plain_file_is_named_and_never_opened(
     name: str, place: str, pack: Path, outside: Path, bounded: Bounded
 ) -> None:

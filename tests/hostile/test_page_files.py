@@ -46,6 +46,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in KINDS}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _warm(files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a reader imports when it is first used is imported here once, and not in every child."""
+    folder = tmp_path_factory.mktemp("valid")
+    for name, kind in KINDS.items():
+        (folder / name).write_bytes(files[name])
+        kind.read(folder / name)
+
+
 def _header(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes]:
     """The container's own table edited; data and our header stay."""
 

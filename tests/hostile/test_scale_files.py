@@ -35,6 +35,12 @@ def checkpoint(folder: Path, config: Any = CONFIG, data: bytes | None = None, in
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a reader imports when it is first used is imported here once, and not in every child."""
+    scale_inventory(checkpoint(tmp_path_factory.mktemp("valid")))
+
+
 def container(header: str, data: bytes = b"") -> bytes:
     raw = header.encode()
     return len(raw).to_bytes(8, "little") + raw + data

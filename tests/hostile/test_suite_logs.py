@@ -21,6 +21,14 @@ def read(path: Path) -> int:
     return len(read_suite_log(path, Choice("sums" if path.suffix == ".json" else "t", None, None)).items)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a reader imports when it is first used is imported here once, and not in every child."""
+    folder = tmp_path_factory.mktemp("valid")
+    (folder / "samples_t_1.jsonl").write_text(json.dumps(lm_eval_line(0)))
+    assert (read(folder / "samples_t_1.jsonl"), read(inspect_log(folder / "log.json"))) == (1, 4)
+
+
 def _nested(depth: int) -> Any:
     value: Any = "x"
     for _ in range(depth):

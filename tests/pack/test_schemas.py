@@ -1,4 +1,4 @@
-"""The published schemas are those of the types, fit what the writer writes, and no other version is read as this one."""
+"""The published schemas are those of the types and fit what the writer writes; no other version is read as this one."""
 
 from __future__ import annotations
 

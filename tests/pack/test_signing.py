@@ -16,12 +16,16 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvassay.cli.app import run
+from kvassay.core.contract import parse_contract
 from kvassay.errors import PackError, SigningError
 from kvassay.pack.dsse import Envelope, EnvelopeSignature, parse_envelope, pre_authentication_encoding, render_envelope
+from kvassay.pack.folder import EXPERIMENT_SCHEMA, FolderWriter
 from kvassay.pack.manifest import SIGNATURES_NAME
 from kvassay.pack.signing import PAYLOAD_TYPE, sign_folder, signature_checks
 from kvassay.pack.signing_keys import keyid, make_keys, read_private_key, read_public_key
 from kvassay.pack.verify import verify_pack
+from kvassay.pack.writer import PackWriter
+from tests.pack.sample_pack import CONTRACT_TOML, write_rows
 from tests.pack.tampering import edit, load, rehash, store
 
 # RFC 8032, section 7.1, TEST 1 and TEST 2: secret and public keys.
@@ -405,6 +409,22 @@ def test_other_keys_and_no_keys_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o644)
     with pytest.warns(UserWarning, match="can be read by others"):
         read_private_key(tmp_path / "open")
+
+
+def test_an_experiment_and_an_aborted_pack_are_signed_alike(tmp_path: Path) -> None:
+    with FolderWriter(tmp_path / "experiment", EXPERIMENT_SCHEMA) as folder:
+        folder.write_json("config.json", {"seed": 7})
+        root = folder.commit().root
+    assert sign_folder(tmp_path / "experiment", KEYS["A"]).root == root
+    assert all(check.passed for check in signature_checks(folder.out, root, [KEYS["A"].public_key()]))
+    contract = parse_contract(CONTRACT_TOML)
+    with PackWriter(tmp_path / "aborted", contract, CONTRACT_TOML) as pack:
+        write_rows(pack)
+        pack.write_plan({})
+        manifest = pack.abort({"reason": "a test"})
+    assert manifest is not None
+    assert sign_folder(tmp_path / "aborted", KEYS["A"]).root == manifest.root
+    assert not [each for each in signature_checks(pack.out, manifest.root, []) if not each.passed]
 
 
 def test_what_is_no_whole_result_folder_is_not_signed(pack: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from kvassay.cli.output import print_json
-from kvassay.errors import UsageError, printable
+from kvassay.errors import PackError, UsageError, printable
 
 if TYPE_CHECKING:
     from kvassay.pack.reader import PackContent
@@ -61,7 +61,13 @@ def export(
         raise UsageError(f"--table {table!r} is unknown; expected one of {', '.join(EXPORTED_TABLES)}")
     if out is not None:
         refuse_existing(out)
-    data = _rendered(read_whole_pack(pack), to, table)
+    content = read_whole_pack(pack)
+    try:
+        data = _rendered(content, to, table)
+    except Exception as error:  # a stranger's pack may hold what no run writes
+        raise PackError(
+            f"{str(pack)!r} cannot be exported: {type(error).__name__}: {error}; see what kvassay verify says of it"
+        ) from error
     if out is None:
         sys.stdout.write(data.decode())
         return 0

@@ -73,12 +73,11 @@ def _add_derived(ledger: dict[str, Any]) -> None:
 def _row(table: str) -> dict[str, Any]:
     """A row as a JSON object; null in a figure means not measured, and an identifying column has none."""
     kinds = TABLE_COLUMNS[table]
+    types = {name: _ROW_TYPES[kind] for name, kind in kinds.items()}
     return {
         "type": "object",
         "properties": {
-            field.name: {
-                "type": [_ROW_TYPES[kinds[field.name]], "null"] if field.nullable else _ROW_TYPES[kinds[field.name]]
-            }
+            field.name: {"type": [types[field.name], "null"] if field.nullable else types[field.name]}
             for field in arrow_schema(table)
         },
         "required": list(kinds),
