@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +92,7 @@ def measure(name: str, context: int, rows: int, repeats: int, found: Gate, ungat
     module.is_causal, module.num_key_value_groups = False, GROUPS
     kv_format = parse_format(name)
     cache = QuantizedCache(config, kv_format, on_clip="count")
-    with torch.inference_mode():
+    with torch.no_grad():
         codec = PackedFormat(kv_format)
         packed = codec.encode(keys, values, layer=0, on_clip="count")
         cache.update(keys, values, 0)
@@ -103,8 +104,9 @@ def measure(name: str, context: int, rows: int, repeats: int, found: Gate, ungat
             seen = cache.update(new[0], new[1], 0)
             taken["append"].append(time.perf_counter() - begin)
             taken["attention"].append(
-                _seconds(lambda seen=seen: packed_attention(module, query, *seen, None, scaling=DIM**-0.5))
+                _seconds(partial(packed_attention, module, query, *seen, None, scaling=DIM**-0.5))
             )
+            del seen  # the next append would decode what is still held of this one
     ledger = cache.ledger()
     unread = ledger.owner_nbytes(Owner.PADDING) + ledger.owner_nbytes(Owner.BLOCK_TABLE)
     told = {stage: (statistics.median(all_[1:]), min(all_[1:]), max(all_[1:])) for stage, all_ in taken.items()}

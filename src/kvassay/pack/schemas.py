@@ -18,7 +18,7 @@ from kvassay.pack import layout
 from kvassay.pack.aborted import AbortedRun
 from kvassay.pack.layout import ABORTED_SCHEMA, PACK_SCHEMA, PackManifest
 from kvassay.pack.manifest import MANIFEST_NAME
-from kvassay.pack.tables import TABLE_COLUMNS, arrow_schema, table_file
+from kvassay.pack.tables import TABLE_COLUMNS, is_identifying, table_file
 
 _DERIVED_LEDGER_FIELDS = ("persistent_nbytes", "persistent_nbytes_per_token", "ratio_to_float16")
 _ROW_TYPES = {"string": "string", "int32": "integer", "float64": "number", "bool": "boolean"}
@@ -72,14 +72,12 @@ def _add_derived(ledger: dict[str, Any]) -> None:
 
 def _row(table: str) -> dict[str, Any]:
     """A row as a JSON object; null in a figure means not measured, and an identifying column has none."""
-    kinds = TABLE_COLUMNS[table]
-    types = {name: _ROW_TYPES[kind] for name, kind in kinds.items()}
+    types = {name: _ROW_TYPES[kind] for name, kind in TABLE_COLUMNS[table].items()}
     return {
         "type": "object",
         "properties": {
-            field.name: {"type": [types[field.name], "null"] if field.nullable else types[field.name]}
-            for field in arrow_schema(table)
+            name: {"type": kind if is_identifying(name) else [kind, "null"]} for name, kind in types.items()
         },
-        "required": list(kinds),
+        "required": list(types),
         "additionalProperties": False,
     }

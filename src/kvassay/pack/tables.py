@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,7 +41,8 @@ MAX_ROWS = 20_000_000
 MAX_TABLE_NBYTES = 2 << 30
 """Decoded size beyond which a table is refused: a few kilobytes of Parquet can claim to hold terabytes."""
 
-_FOOTER_LIMITS = {"thrift_string_size_limit": 1 << 20, "thrift_container_size_limit": 10_000}
+_MAX_FOOTER_TEXT_NBYTES = 1 << 20
+_MAX_FOOTER_LIST = 10_000
 
 _ARROW_TYPES = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
 _IDENTIFYING = frozenset(
@@ -84,6 +85,11 @@ def arrow_schema(table: str) -> pa.Schema:
     return pa.schema([pa.field(name, _ARROW_TYPES[kind], name not in _IDENTIFYING) for name, kind in columns.items()])
 
 
+def is_identifying(column: str) -> bool:
+    """True for a column that says which row it is, and so is never null."""
+    return column in _IDENTIFYING
+
+
 def rows_per_arm(table: ArrowTable) -> dict[str, int]:
     """Number of rows of each arm, arms in the order of their first row."""
     counts = pc.value_counts(table.column("arm")).to_pylist()
@@ -113,12 +119,12 @@ def read_table(folder: Path, table: str) -> ReadTable:
     with open_plain(folder, name) as file:
         check_footer_size(file, name)
         try:
-            footer = pq.ParquetFile(file, **_FOOTER_LIMITS)
+            footer = _opened(file)
             _check_footer(name, schema, footer)
             check_pages(file, footer.metadata, name)
             # Texts stay dictionaries while they are read: expanded, one long text in every row would fill
             # memory.
-            parquet = pq.ParquetFile(file, read_dictionary=texts, **_FOOTER_LIMITS)
+            parquet = _opened(file, texts)
             groups = [schema.empty_table()]
             nbytes = 0
             for index in range(parquet.num_row_groups):
@@ -138,6 +144,15 @@ def read_table(folder: Path, table: str) -> ReadTable:
     if metadata.get(TABLE_KEY) != table.encode():
         raise PackError(f"{name}: its metadata does not say that it is the table {table!r}")
     return ReadTable(rows, metadata.get(CONTRACT_KEY, b"").decode("ascii", "replace"))
+
+
+def _opened(file: BinaryIO, dictionaries: list[str] | None = None) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        file,
+        read_dictionary=dictionaries,
+        thrift_string_size_limit=_MAX_FOOTER_TEXT_NBYTES,
+        thrift_container_size_limit=_MAX_FOOTER_LIST,
+    )
 
 
 def _check_footer(name: str, schema: pa.Schema, parquet: pq.ParquetFile) -> None:
