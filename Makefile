@@ -5,7 +5,7 @@ KVASSAY := $(VENV)/bin/kvassay
 STAMP := $(VENV)/.installed
 DEMO_OUT ?= out/demo-$(shell date -u +%Y%m%d-%H%M%S)
 
-.PHONY: demo test quick lint format bench bench-kernels sanitize clean
+.PHONY: demo test thorough quick lint format bench bench-kernels sanitize clean
 
 NATIVE := native/CMakeLists.txt $(wildcard native/src/*)
 
@@ -29,6 +29,10 @@ PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 
 test: lint
 	$(PYTEST)
+
+# Every pair of cases, and more random ones: about an hour.
+thorough: lint
+	KVASSAY_THOROUGH=1 KVASSAY_CACHE_STEPS=10000 $(PYTEST)
 
 # Under two minutes: no real model, no slow simulation.
 quick: $(STAMP)

@@ -49,6 +49,7 @@ sampling = "seeded"
 max_rate = 0.5
 [free_running.repetition]
 margin = 0.3
+slices = ["generated=4"]
 """
 
 
@@ -106,6 +107,7 @@ def test_plan_names_each_clause_with_its_cost(tiny_folder, toml) -> None:
     mine = [entry for entry in plan["clauses"] if entry["clause"].startswith("free_running.")]
     assert {entry["clause"] for entry in mine} == {"free_running.diverged", "free_running.repetition"}
     assert {entry["n_unit"] for entry in mine} == {"prompts"}
+    assert {(entry["slice"], entry["n_planned"]) for entry in mine} == {("all", 20), ("generated=4", 20)}
     assert all(0 <= entry["power"] <= 1 for entry in mine)
     assert plan["pilot"]["prompts"] == 2
     assert plan["cost"]["seconds_by_level"]["prompts"] > 0

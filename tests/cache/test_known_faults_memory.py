@@ -20,8 +20,9 @@ from kvassay.errors import GeometryError
 from kvassay.measures.memory_peak import MemoryPeak, watch_memory
 from tests import tiny_models
 from tests.cache.cache_configs import one_layer_config
+from tests.thorough import times
 
-SHAPES = 100
+SHAPES = times(30, 100)
 FORMATS = [
     text
     for text in (*(preset.name for preset in PRESETS), *(f"kv={example}" for row in TABLE for example in row.examples))

@@ -25,6 +25,7 @@ from kvassay.core.geometry import geometry_from_config
 from kvassay.errors import CacheStateError
 from tests import tiny_models
 from tests.cache.test_operations import DIM, HEADS, STEPS, STEPS_A_RUN, CacheMachine, small_config
+from tests.thorough import pairs
 
 GARBAGE = 0xA5
 
@@ -127,11 +128,16 @@ def all_equal(one: QuantizedCache, other: QuantizedCache) -> bool:
     return all(torch.equal(a, b) for a, b in zip(held(one), held(other), strict=True))
 
 
-@pytest.mark.parametrize("name", ["kivi-4,recent=8", "int8-token-head,sinks=2", "q4_0", "f16"])
-@pytest.mark.parametrize("model_name", tiny_models.NAMES)
-@pytest.mark.parametrize("beams", [1, 3])
-def test_generation_is_bit_equal_with_and_without(name, model_name, beams, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("model_beams", "name"),
+    pairs(
+        [(name, beams) for name in tiny_models.NAMES for beams in (1, 3)],
+        ["kivi-4,recent=8", "int8-token-head,sinks=2", "q4_0", "f16"],
+    ),
+)
+def test_generation_is_bit_equal_with_and_without(model_beams, name, tmp_path) -> None:
     """Logits of every step, over prefill, decoding and beam reordering, sliding layers included."""
+    model_name, beams = model_beams
     model = tiny_models.tiny_model(model_name).float()
     prompt = torch.arange(3, 93)[None].repeat(2, 1)
     options = {"max_new_tokens": 50, "do_sample": False, "eos_token_id": None, "num_beams": beams}

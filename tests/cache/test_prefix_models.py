@@ -14,8 +14,10 @@ from transformers.cache_utils import DynamicCache
 from kvassay.cache import PrefixIdentity, PrefixStore, QuantizedCache
 from kvassay.cache.prefix_results import PrefixSource
 from tests import tiny_models
+from tests.thorough import times
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "howto" / "cache.md"
+REQUESTS = times(60, 200)
 ARMS = ["f16", "int8-token-head", "kivi-4,recent=16", "kivi-2,recent=16"]
 """The 16-bit cache first: what it does too is no fault of a format (B58)."""
 
@@ -57,7 +59,7 @@ def prefilled(model, store, identity, name, prompt) -> tuple[torch.Tensor, Quant
 
 
 @pytest.mark.slow
-def test_b57_b58_two_hundred_equal_requests_have_one_answer() -> None:
+def test_b57_b58_equal_requests_have_one_answer() -> None:
     model, prompt = tiny_model(), prompt_ids(0, 150)
     distinct, first_prefill = {}, {}
     arms = [ARMS[0], *ARMS[2:]]
@@ -65,11 +67,11 @@ def test_b57_b58_two_hundred_equal_requests_have_one_answer() -> None:
         store = PrefixStore()
         identity = PrefixIdentity.for_model(model, QuantizedCache(model.config, name), tokenizer="none", revision="0")
         answers = set()
-        for _ in range(200):
+        for _ in range(REQUESTS):
             logits, cache, reused = prefilled(model, store, identity, name, prompt)
             answers.add((greedy(model, logits, cache, 3), logits[-1].sum().item(), reused))
         distinct[name] = len(answers)
-        assert store.statistics.hits == 200
+        assert store.statistics.hits == REQUESTS
         cold = QuantizedCache(model.config, name)
         first_prefill[name] = float((run(model, prompt, cold)[-1] - logits[-1]).abs().max())
     print(distinct, first_prefill)

@@ -33,9 +33,10 @@ from tests.cache.prefix_cases import (
     states,
 )
 from tests.cache.test_operations import FORMATS
+from tests.thorough import times
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(30, 100), deadline=None)
 @given(
     name=st.sampled_from(FORMATS),
     sinks=st.sampled_from([0, 0, 4, 5, 70]),
@@ -346,7 +347,7 @@ def test_keys_are_equal_in_two_processes() -> None:
     assert len(set(json.loads(found[0]))) == 6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=times(30, 60), deadline=None)
 @given(st.data())
 def test_keys_differ_with_any_token_before_or_in_the_block(data) -> None:
     cache = empty_cache()

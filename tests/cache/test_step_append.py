@@ -12,6 +12,7 @@ from kvassay.core.format_names import parse_format
 from kvassay.errors import NonFiniteError, RangeError
 from kvassay.kernels import native_state
 from tests.cache.test_operations import DIM, FORMATS, HEADS, WINDOW, small_config
+from tests.thorough import some
 
 pytestmark = pytest.mark.skipif(native_state().missing is not None, reason="kvassay was built without its module")
 
@@ -80,7 +81,7 @@ def steps_taken(monkeypatch) -> list[bool]:
     return taken
 
 
-@pytest.mark.parametrize("text", FORMATS[::5])
+@pytest.mark.parametrize("text", some(FORMATS, 10))
 def test_every_format_is_the_same_either_way(text, long_way) -> None:
     assert_same(grown(text), long_way(lambda: grown(text)))
 

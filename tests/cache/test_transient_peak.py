@@ -22,6 +22,7 @@ from kvassay.formats import quantizer
 from kvassay.measures.cache_fill import synthetic_config
 from kvassay.measures.layer_transient import LayerCall, layer_transient
 from kvassay.measures.memory_peak import watch_memory
+from tests.thorough import times
 
 FORMATS = (
     "int8-token-head",
@@ -66,7 +67,7 @@ def drawn(number: int, formats: tuple[str, ...] = FORMATS) -> list[LayerCall]:
                 LayerGeometry(kv_heads=heads, head_dim=dim, value_dim=dim, sliding_window=window),
                 heads * draw.choice([1, 3, 4]),
                 draw.choice([1, 2, 4]),
-                draw.choice([130, 600, 1500, 3000]),
+                draw.choice([130, 600, times(1100, 3000)]),
                 draw.choice([torch.float32, torch.float16, torch.bfloat16]),
             )
         )
@@ -110,7 +111,7 @@ def test_prefill_flush_and_decode_of_random_shapes_are_predicted_closely() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize("number", range(1, times(1, 8) + 1))
 def test_many_more_shapes_are_predicted_closely(number) -> None:
     for call in drawn(number):
         check(call)

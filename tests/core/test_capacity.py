@@ -22,6 +22,7 @@ from kvassay.core.fullest_length import RowGrowth
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.ledger import predict_ledger
 from kvassay.errors import GeometryError
+from tests.thorough import times
 
 
 def geometry(windows: tuple[int | None, ...] = (None, None), max_context: int | None = None) -> CacheGeometry:
@@ -75,7 +76,7 @@ def test_r31_the_batch_fits_at_every_length_and_the_next_does_not(
         assert found.used_nbytes == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=times(15, 60), deadline=None)
 @given(FORMATS, WINDOWS, st.integers(1, 40_000))
 def test_r31_every_length_up_to_the_longest_context_fits_and_one_more_does_not(name, windows, budget_nbytes) -> None:
     shape, kv_format, budget = geometry(windows), parse_format(name), Budget(budget_nbytes)

@@ -13,6 +13,7 @@ from kvassay.core.geometry import geometry_from_config
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.errors import ModelError, NonFiniteError
 from tests import tiny_models
+from tests.thorough import pairs
 
 TOKENS = 90
 PROMPT = 41
@@ -75,8 +76,7 @@ def assert_equal_logits(scorer, found, expected) -> None:
     torch.testing.assert_close(scorer.output_head(found), scorer.output_head(expected), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("model_name", tiny_models.NAMES)
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize(("format_name", "model_name"), pairs(FORMATS, tiny_models.NAMES))
 def test_r52_one_pass_equals_stepwise_decoding(model_name, format_name) -> None:
     """On one of two texts: the norms of some models compute in float32 whatever the model's dtype, and their last digit
     may tip a value over the edge between two codes. That happens on some texts; a wrong schedule differs on all.
@@ -96,9 +96,12 @@ def test_r52_one_pass_equals_stepwise_decoding(model_name, format_name) -> None:
     assert_equal_logits(scorer, found.hidden, expected)
 
 
-@pytest.mark.parametrize("format_name", KEY_STEP_FORMATS)
-@pytest.mark.parametrize(("model_name", "steps"), [(name, step) for name in KEY_STEPS for step in KEY_STEPS[name]])
-def test_one_pass_equals_stepwise_decoding_with_bias_or_rope_removed(model_name, steps, format_name) -> None:
+@pytest.mark.parametrize(
+    ("model_steps", "format_name"),
+    pairs([(name, step) for name in KEY_STEPS for step in KEY_STEPS[name]], KEY_STEP_FORMATS, each=2),
+)
+def test_one_pass_equals_stepwise_decoding_with_bias_or_rope_removed(model_steps, format_name) -> None:
+    model_name, steps = model_steps
     test_r52_one_pass_equals_stepwise_decoding(model_name, f"{format_name},{steps}")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvassay.errors import WorkloadError
@@ -40,6 +40,8 @@ def said_by(tokenizer: Any, document: Document, role: str) -> str:
 
 
 @settings(max_examples=60, deadline=None)
+@example(["a", "a", "a"])  # stands in the name of a role too
+@example([" b ", "<|assistant|>\n", "b"])
 @given(st.lists(st.text(alphabet="ab é川\n.", min_size=1, max_size=12).filter(str.strip), min_size=1, max_size=6))
 def test_r53_every_turn_has_its_tokens_and_the_template_the_rest(contents: list[str]) -> None:
     document = conversation(*contents)

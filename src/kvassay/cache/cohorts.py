@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvassay.cache.side_store import SideStore
+from kvassay.core.geometry import LayerGeometry
 from kvassay.errors import CacheStateError
 from kvassay.formats import Calibration
 
@@ -80,3 +81,28 @@ def select_rows(cohorts: Sequence[Cohort], rows: Sequence[int]) -> tuple[Cohort,
                 )
             )
     return tuple(found)
+
+
+def read_cohorts(
+    cohorts: Sequence[Cohort], side: str, geometry: LayerGeometry, dtype: torch.dtype, begin: int, end: int
+) -> Tensor:
+    """Columns `begin` to `end - 1` of one side of all rows, decoded; padding is zero. Of one row at least."""
+    if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and cohorts[0].padding <= begin < end:
+        padding = cohorts[0].padding
+        store: SideStore = getattr(cohorts[0].stored_heads[0], side)
+        if cohorts[0].rows == tuple(range(len(cohorts[0].rows))):
+            return store.read(dtype, begin - padding, end - padding)
+    dim = geometry.head_dim if side == "keys" else geometry.value_dim
+    rows = sum(len(cohort.rows) for cohort in cohorts)
+    device = next(iter(cohorts[0].stores)).device
+    seen = torch.zeros((rows, geometry.kv_heads, end - begin, dim), dtype=dtype, device=device)
+    for cohort in cohorts:
+        low, high = max(begin, cohort.padding), end
+        if low >= high:
+            continue
+        for group in cohort.stored_heads:
+            part = getattr(group, side).read(dtype, low - cohort.padding, high - cohort.padding)
+            members = torch.tensor(cohort.rows, device=device)[:, None]
+            heads = torch.tensor(group.heads, device=device)[None]
+            seen[:, :, low - begin :][members, heads] = part
+    return seen

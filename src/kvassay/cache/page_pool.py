@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,32 +21,12 @@ from torch import Tensor
 
 from kvassay.cache.native_rows import NativeRows
 from kvassay.cache.page_regions import as_blocks, as_rows, column_runs, row_parts, row_shape, run_view, slab_view
+from kvassay.cache.pool_lock import alone
 from kvassay.cache.slab_storage import MemorySlabs, SlabPart, SlabStorage
 from kvassay.core.paging import PAGE_RECORD_NBYTES, PageLayout, Region
 
 PageIds = NDArray[np.int32]
 """Page numbers of a pool, any shape."""
-
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def _alone(method: Callable[Concatenate[PagePool, _P], _T]) -> Callable[Concatenate[PagePool, _P], _T]:
-    """One thread at a time, and what rows that were freed meanwhile gave back is taken in before and after."""
-
-    @wraps(method)
-    def locked(self: PagePool, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with self._lock:
-            self._take_back()
-            self._depth += 1
-            try:
-                return method(self, *args, **kwargs)
-            finally:
-                self._depth -= 1
-                self._take_back()
-
-    return locked
 
 
 class PagePool:
@@ -70,8 +49,8 @@ class PagePool:
         at both ends of a sequence, all rows of a column together."""
         self.device = torch.device(device)
         self._storage: SlabStorage = MemorySlabs(layout.nbytes, self.device) if storage is None else storage
-        self._lock = threading.RLock()
-        self._depth = 0
+        self.lock = threading.RLock()
+        self.depth = 0
         """Operations under way in the thread that is inside."""
         self.changes = 0
         """How often pages were taken, shared, given back or moved; what was worked out before is stale after."""
@@ -87,11 +66,11 @@ class PagePool:
         self._may_trim = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_given_up", "_depth")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_given_up", "depth")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock, self._given_up, self._depth = threading.RLock(), deque(), 0
+        self.lock, self._given_up, self.depth = threading.RLock(), deque(), 0
 
     @property
     def slabs(self) -> tuple[Tensor, ...]:
@@ -130,7 +109,7 @@ class PagePool:
     def references(self, pages: PageIds) -> NDArray[np.int32]:
         return self._references[pages]
 
-    @_alone
+    @alone
     def reserve(self, count: int, column: int | None = None) -> None:
         """Have at least `count` free pages, by slabs of `column` pages or in one.
 
@@ -140,7 +119,7 @@ class PagePool:
         for begin in range(0, missing, column or max(1, missing)):
             self._add_slab(min(column or missing, missing - begin))
 
-    @_alone
+    @alone
     def hold(self, count: int, column: int | None = None) -> PageIds:
         """`count` pages with one reference each, whatever they contain: nobody else can take them until `release`."""
         self.changes += 1
@@ -149,7 +128,7 @@ class PagePool:
         self._references[pages] = 1
         return pages
 
-    @_alone
+    @alone
     def keep_numbers(self, count: int) -> None:
         """Have at least `count` page numbers, with or without a page."""
         self.changes += 1
@@ -157,7 +136,7 @@ class PagePool:
         if (missing := count - len(self._references)) > 0:
             self._add_numbers(missing)
 
-    @_alone
+    @alone
     def ensure(self, count: int) -> None:
         """Have at least `count` pages in all."""
         self._storage.check()
@@ -165,7 +144,7 @@ class PagePool:
         if missing > 0:
             self._add_slab(missing)
 
-    @_alone
+    @alone
     def allocate(self, count: int) -> PageIds:
         """`count` pages with one reference each, all bytes zero."""
         pages = self.hold(count)
@@ -173,12 +152,12 @@ class PagePool:
             self._storage.clear(part)
         return pages
 
-    @_alone
+    @alone
     def retain(self, pages: PageIds) -> None:
         self.changes += 1
         np.add.at(self._references, pages.ravel(), 1)
 
-    @_alone
+    @alone
     def release(self, pages: PageIds) -> None:
         self.changes += 1
         np.subtract.at(self._references, pages.ravel(), 1)
@@ -195,15 +174,15 @@ class PagePool:
         Rows are freed at any moment, also by the garbage collector while this very pool picks pages that are free.
         """
         self._given_up.append((pages, trim))
-        if self._lock.acquire(blocking=False):
+        if self.lock.acquire(blocking=False):
             try:
-                self._take_back()
+                self.take_back()
             finally:
-                self._lock.release()
+                self.lock.release()
 
-    def _take_back(self) -> None:
+    def take_back(self) -> None:
         """Release what was given up, unless an operation is under way."""
-        while self._given_up and not self._depth:
+        while self._given_up and not self.depth:
             pages, trim = self._given_up.popleft()
             self.release(pages)
             if trim:
@@ -221,7 +200,7 @@ class PagePool:
         """Say that what was to be read ahead was read."""
         self._storage.drop_ahead()
 
-    @_alone
+    @alone
     def addresses(self, pages: PageIds) -> NDArray[np.int64] | None:
         """Where each page begins in memory; None where pages do not stay in memory. Good until the pool changes."""
         if not isinstance(self._storage, MemorySlabs) or self.device.type != "cpu":
@@ -242,7 +221,7 @@ class PagePool:
         """Of pages that the compiled module can write and read."""
         return self.addresses(pages) if pages.size and self._native.is_there() else None
 
-    @_alone
+    @alone
     def trim(self) -> None:
         """Give back slabs whose pages are all free; it costs nothing where no page came free since the last time."""
         if not self._may_trim:
@@ -382,11 +361,11 @@ class PagePool:
     def _on_device(self, places: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(places).to(self.device)
 
-    @_alone
+    @alone
     def _free_ids(self) -> NDArray[np.int64]:
         return np.flatnonzero((self._references == 0) & (self._slab_of >= 0))
 
-    @_alone
+    @alone
     def _add_slab(self, count: int) -> None:
         """Pages in one slab, or in several where the storage takes only shorter ones."""
         self.changes += 1

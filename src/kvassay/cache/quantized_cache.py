@@ -18,18 +18,18 @@ from kvassay.cache.cache_identity import require_same_format
 from kvassay.cache.cohorts import LayerCalibration, row_numbers
 from kvassay.cache.graph_capture import BREAK_REASON, require_no_export
 from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.layer_calibration import layer_calibration, require_layer_calibration
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
 from kvassay.cache.offload import Offload, OffloadCounts
 from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
 from kvassay.cache.side_codec import OnClip
 from kvassay.cache.stored_bytes import stored_nbytes
-from kvassay.core.geometry import LayerGeometry, Owner, geometry_from_config
-from kvassay.core.kv_format import KVFormat, head_groups
+from kvassay.core.geometry import Owner, geometry_from_config
+from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
 from kvassay.core.serving import check_serves
-from kvassay.errors import CacheStateError, CalibrationError, FormatError, GeometryError
-from kvassay.formats.calibration import require_calibration
+from kvassay.errors import CacheStateError, FormatError, GeometryError
 
 
 class QuantizedCache(Cache):
@@ -80,7 +80,7 @@ class QuantizedCache(Cache):
         layers: list[QuantizedLayer] = []
         for index, geometry in enumerate(self.geometry.layers):
             scales = layer_calibration(calibration, self.kv_format, index, geometry)
-            self._require_calibration(index, scales)
+            require_layer_calibration(self.kv_format, index, geometry, scales)
             transform = self._key_transform(index, key_transforms)
             layers.append(
                 QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding, offload, attention)
@@ -405,32 +405,3 @@ class QuantizedCache(Cache):
                 f"{index}; make the cache with QuantizedCache.for_model(model, format), or pass key_transforms="
             )
         return given[index]
-
-    def _require_calibration(self, index: int, scales: LayerCalibration) -> None:
-        geometry = self.geometry.layers[index]
-        for group, sides in zip(head_groups(self.kv_format, index, geometry), scales, strict=True):
-            for name, plan, calibration in zip(("keys", "values"), (group.keys, group.values), sides, strict=True):
-                if not plan.spec.needs_calibration:
-                    continue
-                if calibration is None:
-                    raise CalibrationError(
-                        f"{self.kv_format.name} has static scales or means for the {name} of layer {index} and got "
-                        "none; pass calibration=, or use a token-head format"
-                    )
-                dim = geometry.head_dim if name == "keys" else geometry.value_dim
-                where = f"the {name} of layer {index}"
-                require_calibration(plan.spec, len(group.heads), dim, calibration.parameters, calibration.source, where)
-
-
-def layer_calibration(
-    calibration: Mapping[int, LayerCalibration] | None, kv_format: KVFormat, layer: int, geometry: LayerGeometry
-) -> LayerCalibration:
-    """What was given for a layer, or nothing for each of its head groups."""
-    groups = head_groups(kv_format, layer, geometry)
-    given = (calibration or {}).get(layer, ((None, None),) * len(groups))
-    if len(given) != len(groups):
-        raise CalibrationError(
-            f"layer {layer} of {kv_format.name} has {len(groups)} head groups, the calibration has {len(given)}; "
-            "calibrate for this format"
-        )
-    return given

@@ -21,9 +21,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from kvassay.cache.arguments import whole_number
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath
-from kvassay.cache.cohorts import Cohort, LayerCalibration, StoredHeads, row_numbers, select_rows
+from kvassay.cache.cohorts import Cohort, LayerCalibration, StoredHeads, read_cohorts, row_numbers, select_rows
 from kvassay.cache.kernel_obstacle import layer_obstacle
 from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.new_states import check_states, shares, without_padding
 from kvassay.cache.offload import Offload
 from kvassay.cache.packed_view import NewTokens, SeenTokens
 from kvassay.cache.side_append import Change
@@ -32,7 +33,7 @@ from kvassay.cache.side_store import SideStore
 from kvassay.cache.step_append import LayerStep
 from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
-from kvassay.errors import CacheStateError, GeometryError
+from kvassay.errors import CacheStateError
 from kvassay.formats import Calibration
 
 
@@ -202,7 +203,7 @@ class QuantizedLayer(CacheLayerMixin):
         pending = [
             (store, store.prepare(states))
             for cohort in cohorts
-            for store, states in self._shares(cohort, key_states, value_states)
+            for store, states in shares(cohort, self.columns, key_states, value_states)
         ]
         _, begin = self.get_mask_sizes(num_new)
         old_end, first_call = self.columns, not self.columns
@@ -216,7 +217,9 @@ class QuantizedLayer(CacheLayerMixin):
         if num_new == 1:
             self._step = LayerStep.of(self._cohorts)
             return self._seen_after_one(key_states.dtype, value_states.dtype)
-        key_states, value_states = (self._without_padding(each, old_end) for each in (key_states, value_states))
+        key_states, value_states = (
+            without_padding(self._cohorts, each, old_end) for each in (key_states, value_states)
+        )
         if first_call:
             return key_states, value_states
         return self._handed_out(
@@ -401,57 +404,13 @@ class QuantizedLayer(CacheLayerMixin):
         return store
 
     def _check_states(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Raise GeometryError unless both sides are floats of the config's shape and of the rows that are stored."""
-        for what, states, dim in (
-            ("keys", key_states, self.geometry.head_dim),
-            ("values", value_states, self.geometry.value_dim),
-        ):
-            if states.ndim != 4 or not states.is_floating_point():
-                raise GeometryError(
-                    f"{what} of layer {self._index} are {states.dtype} of shape {tuple(states.shape)}; expected floats "
-                    "[batch, kv_heads, tokens, head_dim]"
-                )
-            expected = (self.geometry.kv_heads, dim)
-            found = (states.shape[1], states.shape[3])
-            if found != expected:
-                raise GeometryError(
-                    f"{what} of layer {self._index} have (kv_heads, head_dim) = {found}, the config says {expected}; "
-                    "pass keys before they are repeated to query heads"
-                )
         given = None if self._left_padding is None else len(self._left_padding)
         rows = self.batch_size if self.cohorts else given or key_states.shape[0]
-        found_rows = {key_states.shape[0], value_states.shape[0]}
-        if found_rows != {rows} or key_states.shape[2] != value_states.shape[2]:
-            raise GeometryError(
-                f"layer {self._index} got keys of (batch, tokens) {(key_states.shape[0], key_states.shape[2])} and "
-                f"values of {(value_states.shape[0], value_states.shape[2])}; expected {rows} rows and equal lengths"
-            )
-
-    def _shares(self, cohort: Cohort, keys: Tensor, values: Tensor) -> Iterator[tuple[SideStore, Tensor]]:
-        """Stores of a cohort and what each gets of new keys and values."""
-        skip = max(0, cohort.padding - self.columns)
-        if skip >= keys.shape[2]:
-            return
-        whole = len(cohort.rows) == keys.shape[0]
-        for group in cohort.stored_heads:
-            for store, states in ((group.keys, keys), (group.values, values)):
-                own = states if whole else states[list(cohort.rows)]
-                if len(group.heads) < states.shape[1]:
-                    own = own[:, list(group.heads)]
-                yield store, own[:, :, skip:]
-
-    def _without_padding(self, states: Tensor, first_column: int) -> Tensor:
-        """New states with zeros where a row is padded: what a model computes there may be NaN, and 0 · NaN is NaN."""
-        padded = [cohort for cohort in self._cohorts if cohort.padding > first_column]
-        if padded:
-            states = states.clone()
-        for cohort in padded:
-            states[list(cohort.rows), :, : cohort.padding - first_column] = 0
-        return states
+        check_states(key_states, value_states, self.geometry, rows, f"layer {self._index}")
 
     def read_columns(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         """Columns `begin` to `end - 1` of all rows; padding is zero."""
-        seen = self._read_columns(cohorts, side, dtype, begin, end)
+        seen = read_cohorts(cohorts, side, self.geometry, dtype, begin, end)
         self.was_read(cohorts, side)
         return seen
 
@@ -469,24 +428,3 @@ class QuantizedLayer(CacheLayerMixin):
         for cohort in self._cohorts:
             for group in cohort.stored_heads:
                 getattr(group, side).read_ahead(max(0, offset - cohort.padding))
-
-    def _read_columns(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
-        if len(cohorts) == 1 and len(cohorts[0].stored_heads) == 1 and cohorts[0].padding <= begin < end:
-            padding = cohorts[0].padding
-            store: SideStore = getattr(cohorts[0].stored_heads[0], side)
-            if cohorts[0].rows == tuple(range(len(cohorts[0].rows))):
-                return store.read(dtype, begin - padding, end - padding)
-        dim = self.geometry.head_dim if side == "keys" else self.geometry.value_dim
-        rows = sum(len(cohort.rows) for cohort in cohorts)
-        device = next(iter(cohorts[0].stores)).device
-        seen = torch.zeros((rows, self.geometry.kv_heads, end - begin, dim), dtype=dtype, device=device)
-        for cohort in cohorts:
-            low, high = max(begin, cohort.padding), end
-            if low >= high:
-                continue
-            for group in cohort.stored_heads:
-                part = getattr(group, side).read(dtype, low - cohort.padding, high - cohort.padding)
-                members = torch.tensor(cohort.rows, device=device)[:, None]
-                heads = torch.tensor(group.heads, device=device)[None]
-                seen[:, :, low - begin :][members, heads] = part
-        return seen

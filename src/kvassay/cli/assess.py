@@ -131,7 +131,7 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
             "-" if clause["expected"] is None else _figure(clause["expected"]),
             _figure(clause["limit"]),
             clause["n_planned"],
-            "none suffices" if clause["n_needed"] is None else clause["n_needed"],
+            _needed(clause),
             "-" if clause["power"] is None else f"{clause['power']:.2f}",
         )
         for clause in plan["clauses"]
@@ -148,8 +148,17 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
             )
     line(
         f"cost: {cost['reference_tokens']:,} reference and {cost['candidate_tokens']:,} candidate tokens, "
-        f"about {cost['seconds_expected']:.0f} s"
+        f"about {cost['seconds_expected']:.0f} s ("
+        + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in cost["seconds_by_level"].items())
+        + ")"
     )
+
+
+def _needed(clause: dict[str, Any]) -> str | int:
+    """What the pilot does not tell, for it saw no difference or too few units, is not a number that none reaches."""
+    if clause["n_needed"] is not None:
+        return clause["n_needed"]
+    return "unknown" if clause["power"] is None and clause["expected"] != clause["limit"] else "none suffices"
 
 
 def _planned_clause(clause: dict[str, Any]) -> str:

@@ -18,8 +18,8 @@ import torch
 from kvassay.cache.cohorts import LayerCalibration
 from kvassay.cache.fused_attention import fused_attention
 from kvassay.cache.kernel_obstacle import layer_obstacle
+from kvassay.cache.layer_calibration import layer_calibration
 from kvassay.cache.packed_view import SeenTokens
-from kvassay.cache.quantized_cache import layer_calibration
 from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.tiled_attention import Scoring
 from kvassay.core.geometry import CacheGeometry, LayerGeometry

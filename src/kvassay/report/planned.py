@@ -42,6 +42,12 @@ class Stage(NamedTuple):
     share: Shown
 
 
+_LEVELS = ("documents", "tensors", "items", "prompts")
+"""Where a plan does not say which it has."""
+UNKNOWN = "unknown"
+"""The n that a clause needs where the pilot does not tell: it saw no difference at all, or too few units."""
+
+
 class Planned(NamedTuple):
     pilot_documents: Shown
     pilot_items: Shown
@@ -73,7 +79,7 @@ def planned(content: PackContent) -> Planned:
         clauses=tuple(_clause(one) for one in objects_at(plan, "clauses")),
         cost=Cost(
             seconds_expected=duration(expected_seconds),
-            measuring_seconds=duration(measuring_seconds(environment)),
+            measuring_seconds=duration(measuring_seconds(plan, environment)),
             seconds=duration(total_seconds(environment)),
             reference_tokens=number(number_at(plan, "cost", "reference_tokens")),
             candidate_tokens=number(number_at(plan, "cost", "candidate_tokens")),
@@ -81,7 +87,7 @@ def planned(content: PackContent) -> Planned:
             items=number(content.tables.items.num_rows),
             peak_memory=size(number_at(environment, "peak_rss_nbytes")),
         ),
-        difference=_difference(expected_seconds, measuring_seconds(environment)),
+        difference=_difference(expected_seconds, measuring_seconds(plan, environment)),
         stages=_stages(environment),
         power_asked=Figure(level(content.contract.inference.power), repr(content.contract.inference.power)),
         same_contract=None if named is None else named == content.contract.sha256,
@@ -95,9 +101,10 @@ def total_seconds(environment: dict[str, Any]) -> float | None:
     return math.fsum(known) if known else None
 
 
-def measuring_seconds(environment: dict[str, Any]) -> float | None:
+def measuring_seconds(plan: dict[str, Any], environment: dict[str, Any]) -> float | None:
     """Time of the stages that the plan predicts, the levels. None where none is recorded."""
-    found = [number_at(environment, "seconds", stage) for stage in ("documents", "items", "prompts")]
+    levels = members_at(plan, "cost", "seconds_by_level") or _LEVELS
+    found = [number_at(environment, "seconds", level) for level in levels]
     known = [float(value) for value in found if value is not None]
     return math.fsum(known) if known else None
 
@@ -129,7 +136,10 @@ def _clause(clause: dict[str, Any]) -> PlannedClause:
 
 
 def _needed(clause: dict[str, Any]) -> Shown:
-    return "none suffices" if _is_null(clause, "n_needed") else number(number_at(clause, "n_needed"))
+    if not _is_null(clause, "n_needed"):
+        return number(number_at(clause, "n_needed"))
+    tells = number_at(clause, "power") is not None or field(clause, "expected") == field(clause, "limit")
+    return "none suffices" if tells else UNKNOWN
 
 
 def _is_null(clause: dict[str, Any], name: str) -> bool:

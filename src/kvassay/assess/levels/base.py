@@ -63,6 +63,8 @@ class Level(ABC):
     """What progress calls its units."""
     is_text: bool = False
     """Units are documents of the contract's text: equally long, and in the pilot all of them calibrate."""
+    runs_units_together: bool = False
+    """`measure_all` runs several in one pass, so none has a time of its own."""
     units: Sequence[Any]
     pilot_units: Sequence[Any]
 

@@ -10,7 +10,13 @@ from typing import Any
 from kvassay.assess.arms import PlannedArm
 from kvassay.assess.levels.base import Columns, Cost, Level, PilotRows, Sink, Subject
 from kvassay.assess.levels.plan_entries import ClausePlan, PairedCounts, cluster_entry, pairs_entry, rate_entry
-from kvassay.core.clauses.free_running import DivergedBound, EditDistanceBound, FreeRunningBound, RepetitionBound
+from kvassay.core.clauses.free_running import (
+    DivergedBound,
+    EditDistanceBound,
+    FreeRunningBound,
+    RepetitionBound,
+    slice_length,
+)
 from kvassay.core.contract import Contract
 from kvassay.core.digest import sha256_json
 from kvassay.core.format_names import parse_format
@@ -23,6 +29,7 @@ from kvassay.core.free_running_rule import (
     parse_ids,
     repeated_share,
 )
+from kvassay.core.slices import ALL, slice_labels
 from kvassay.engines.transformers.generating import (
     CacheFormat,
     Generation,
@@ -47,6 +54,7 @@ class PromptLevel(Level):
 
     name = "prompts"
     words = "prompts"
+    runs_units_together = True
 
     def __init__(self, contract: Contract, tokenizer: Any, taken: Collection[str] = ()) -> None:
         """Draw prompts for verdict and pilot, which share none. `taken` are documents that another level's pilot used
@@ -82,16 +90,12 @@ class PromptLevel(Level):
             self._measure_batch(subject, some, sink, done)
 
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
-        entries = []
-        for arm in arms:
-            columns = [own for own in rows["generations"] if own["arm"][0] == arm.name]
-            pairs = [
-                (parse_ids(reference), parse_ids(candidate))
-                for own in columns
-                for reference, candidate in zip(own["reference_ids"], own["candidate_ids"], strict=True)
-            ]
-            entries += [self._entry(arm, name, bound, pairs) for name, bound in self._section.bounds.items()]
-        return entries
+        return [
+            self._entry(arm, name, bound, slice_name, self._pilot_pairs(arm, rows, slice_name))
+            for arm in arms
+            for name, bound in self._section.bounds.items()
+            for slice_name in (ALL, *bound.slices)
+        ]
 
     def cost(self, arms: Sequence[PlannedArm]) -> Cost:
         """The last generated token is not fed back; outputs that end early cost less."""
@@ -166,14 +170,38 @@ class PromptLevel(Level):
             "logit_drift": [logit_drift(*both) for both in zip(reference.outputs, found.outputs, strict=True)],
         }
 
+    def _pilot_pairs(self, arm: PlannedArm, rows: PilotRows, slice_name: str) -> list[tuple[TokenIds, TokenIds]]:
+        """Outputs of the reference and of the arm that lie in a slice, cut to its length if it is one of lengths."""
+        length = slice_length(slice_name)
+        return [
+            (parse_ids(reference)[:length], parse_ids(candidate)[:length])
+            for own in rows["generations"]
+            if own["arm"][0] == arm.name
+            for labels, reference, candidate in zip(
+                own["slice"], own["reference_ids"], own["candidate_ids"], strict=True
+            )
+            if slice_name == ALL or length is not None or slice_name in slice_labels(labels)
+        ]
+
+    def _planned(self, slice_name: str) -> int:
+        if slice_name == ALL or slice_length(slice_name) is not None:
+            return self._section.prompts
+        return sum(slice_name in slice_labels(unit.slice) for unit in self.units)
+
     def _entry(
-        self, arm: PlannedArm, name: str, bound: FreeRunningBound, pairs: Sequence[tuple[TokenIds, TokenIds]]
+        self,
+        arm: PlannedArm,
+        name: str,
+        bound: FreeRunningBound,
+        slice_name: str,
+        pairs: Sequence[tuple[TokenIds, TokenIds]],
     ) -> dict[str, Any]:
         section, inference = self._section, self._contract.inference
         unit = "share" if isinstance(bound, (DivergedBound, EditDistanceBound)) else "share of prompts"
-        clause = ClausePlan(f"free_running.{name}", bound.limit, unit, section.prompts, "prompts")
+        clause = ClausePlan(f"free_running.{name}", bound.limit, unit, self._planned(slice_name), "prompts", slice_name)
         if isinstance(bound, DivergedBound):
-            events = sum((at := first_divergence(*both)) is not None and at < section.within_tokens for both in pairs)
+            within = slice_length(slice_name) or section.within_tokens
+            events = sum((at := first_divergence(*both)) is not None and at < within for both in pairs)
             return rate_entry(inference, arm, clause, events, len(pairs))
         if isinstance(bound, EditDistanceBound):
             return cluster_entry(inference, arm, clause, [edit_distance(*both) for both in pairs])

@@ -146,3 +146,8 @@ class FreeRunning(Section):
 
 def length_slice(tokens: int) -> str:
     return f"{LENGTH_SLICE}{tokens}"
+
+
+def slice_length(label: str) -> int | None:
+    """Tokens of an output that a slice of lengths holds; None for another slice."""
+    return int(label.removeprefix(LENGTH_SLICE)) if label.startswith(LENGTH_SLICE) else None

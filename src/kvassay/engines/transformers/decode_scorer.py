@@ -22,8 +22,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from kvassay.cache.cohorts import LayerCalibration, SideCalibration
 from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.layer_calibration import layer_calibration
 from kvassay.cache.model_keys import key_transforms
-from kvassay.cache.quantized_cache import layer_calibration
 from kvassay.core.calibration_policy import MIN_MAX, CalibrationPolicy
 from kvassay.core.format_names import parse_format
 from kvassay.core.geometry import CacheGeometry

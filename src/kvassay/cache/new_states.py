@@ -1,0 +1,58 @@
+"""Keys and values that a layer is given: what they must be, and which store gets which part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from kvassay.cache.cohorts import Cohort
+from kvassay.cache.side_store import SideStore
+from kvassay.core.geometry import LayerGeometry
+from kvassay.errors import GeometryError
+
+
+def check_states(keys: Tensor, values: Tensor, geometry: LayerGeometry, rows: int, layer: str) -> None:
+    """Raise GeometryError unless both sides are floats of the layer's shape and of so many rows; `layer` names it."""
+    for what, states, dim in (("keys", keys, geometry.head_dim), ("values", values, geometry.value_dim)):
+        if states.ndim != 4 or not states.is_floating_point():
+            raise GeometryError(
+                f"{what} of {layer} are {states.dtype} of shape {tuple(states.shape)}; expected floats "
+                "[batch, kv_heads, tokens, head_dim]"
+            )
+        expected = (geometry.kv_heads, dim)
+        found = (states.shape[1], states.shape[3])
+        if found != expected:
+            raise GeometryError(
+                f"{what} of {layer} have (kv_heads, head_dim) = {found}, the config says {expected}; "
+                "pass keys before they are repeated to query heads"
+            )
+    if {keys.shape[0], values.shape[0]} != {rows} or keys.shape[2] != values.shape[2]:
+        raise GeometryError(
+            f"{layer} got keys of (batch, tokens) {(keys.shape[0], keys.shape[2])} and values of "
+            f"{(values.shape[0], values.shape[2])}; expected {rows} rows and equal lengths"
+        )
+
+
+def shares(cohort: Cohort, columns: int, keys: Tensor, values: Tensor) -> Iterator[tuple[SideStore, Tensor]]:
+    """Stores of a cohort and what each gets of new keys and values, which follow `columns` columns."""
+    skip = max(0, cohort.padding - columns)
+    if skip >= keys.shape[2]:
+        return
+    whole = len(cohort.rows) == keys.shape[0]
+    for group in cohort.stored_heads:
+        for store, states in ((group.keys, keys), (group.values, values)):
+            own = states if whole else states[list(cohort.rows)]
+            if len(group.heads) < states.shape[1]:
+                own = own[:, list(group.heads)]
+            yield store, own[:, :, skip:]
+
+
+def without_padding(cohorts: Sequence[Cohort], states: Tensor, first_column: int) -> Tensor:
+    """New states with zeros where a row is padded: what a model computes there may be NaN, and 0 · NaN is NaN."""
+    padded = [cohort for cohort in cohorts if cohort.padding > first_column]
+    if padded:
+        states = states.clone()
+    for cohort in padded:
+        states[list(cohort.rows), :, : cohort.padding - first_column] = 0
+    return states
