@@ -14,21 +14,15 @@ from benchmarks.fuzz.mutations import byte_mutations
 from benchmarks.fuzz.parsers import PARSERS, Parser
 
 from kvassay.errors import PackError
+from tests.thorough import times
 
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_r108_no_mutated_input_makes_a_parser_do_what_it_must_not(name: str, tmp_path: Path) -> None:
     """Accepted, or refused by a named error, within 500 MB and 2 s of CPU."""
     whole_packs = name in ("manifest", "contract", "arms", "verdicts", "ledgers", "subject", "plan") or "rows" in name
-    found = hunt(name, PARSERS[name], 2 if whole_packs else 8, None, 20_260_101, tmp_path)
+    found = hunt(name, PARSERS[name], times(2, 20) if whole_packs else times(8, 100), None, 20_260_101, tmp_path)
     assert found.cases >= 2
-    assert not found.findings, found.findings
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PARSERS)
-def test_a_longer_run(name: str, tmp_path: Path) -> None:
-    found = hunt(name, PARSERS[name], 150, None, 7, tmp_path)
     assert not found.findings, found.findings
 
 

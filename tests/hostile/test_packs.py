@@ -20,8 +20,10 @@ from kvassay.pack.tables import CONTRACT_KEY, TABLE_KEY, arrow_schema
 from kvassay.pack.verify import verify_pack
 from tests.hostile.odd_files import DATA, LINKS, PLACES
 from tests.pack.tampering import edit, load, rehash, store
+from tests.thorough import pairs
 
 Bounded = Callable[[Callable[[], Any]], Outcome]
+PARTS = ["environment.json", "contract.toml", "arms.json", "rows/items.parquet"]
 
 
 def failing(pack: Path) -> list[str]:
@@ -33,11 +35,6 @@ def failing(pack: Path) -> list[str]:
 def _warm(sample: Path) -> None:
     """What a reader imports when it is first used is imported here once, and not in every child."""
     verify_pack(sample)
-
-
-def _slow(name: str) -> Any:
-    """Of a product of names and inputs, part is enough for every day."""
-    return pytest.param(name, marks=pytest.mark.slow)
 
 
 def _list(name: str) -> Callable[[Path], None]:
@@ -117,8 +114,7 @@ def test_bytes_that_are_no_manifest_are_refused(data: str, pack: Path, bounded: 
     assert outcome.message.startswith("manifest.json: ")
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("name", ["environment.json", "contract.toml", _slow("arms.json"), _slow("rows/items.parquet")])
+@pytest.mark.parametrize(("name", "data"), pairs(PARTS, list(DATA), each=6))
 def test_bytes_that_are_no_part_of_a_pack_fail_by_the_files_name(
     name: str, data: str, pack: Path, bounded: Bounded
 ) -> None:
@@ -133,8 +129,7 @@ def test_bytes_that_are_no_part_of_a_pack_fail_by_the_files_name(
     assert [each for each in outcome.value if each.startswith((f"readable | {name}", "contract-source"))]
 
 
-@pytest.mark.parametrize("place", {**PLACES, **LINKS})
-@pytest.mark.parametrize("name", ["plan.json", "rows/tokens.parquet", _slow("contract.toml")])
+@pytest.mark.parametrize(("name", "place"), pairs(PARTS, [*PLACES, *LINKS], each=3))
 def test_r108_what_is_no_plain_file_is_named_and_never_opened(
     name: str, place: str, pack: Path, outside: Path, bounded: Bounded
 ) -> None:

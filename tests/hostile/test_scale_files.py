@@ -15,6 +15,7 @@ from safetensors.torch import save
 from kvassay.core.model_source import read_config
 from kvassay.formats.checkpoint_inventory import scale_inventory
 from tests.hostile.odd_files import DATA, PLACES
+from tests.thorough import pairs
 
 Bounded = Callable[[Callable[[], Any]], Outcome]
 
@@ -119,16 +120,14 @@ def test_the_checkpoint_that_they_were_made_of_is_read(inside: Path, bounded: Bo
     assert bounded(lambda: len(scale_inventory(checkpoint(inside)).tensors)).value == 2
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize(("name", "data"), pairs(["config.json", "model.safetensors"], list(DATA), each=7))
 def test_other_bytes_are_refused(name: str, data: str, inside: Path, bounded: Bounded) -> None:
     folder = checkpoint(inside)
     (folder / name).write_bytes(DATA[data]())
     assert bounded(lambda: len(scale_inventory(folder).tensors)).error == "CalibrationError"
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize(("name", "place"), pairs(["config.json", "model.safetensors"], list(PLACES), each=3))
 def test_what_is_no_file_is_refused(name: str, place: str, inside: Path, outside: Path, bounded: Bounded) -> None:
     if (name, place) == ("model.safetensors", "a sparse terabyte"):
         pytest.skip("shards of weights have any size, and safetensors maps them without reading them")

@@ -13,6 +13,7 @@ from benchmarks.fuzz.bounded import Outcome
 from kvassay.pack.suite_logs import Choice, read_suite_log
 from tests.hostile.odd_files import DATA, PLACES
 from tests.pack.test_suite_logs import inspect_log, lm_eval_line
+from tests.thorough import pairs
 
 Bounded = Callable[[Callable[[], Any]], Outcome]
 
@@ -98,8 +99,7 @@ def test_hostile_logs_of_inspect_are_refused_by_name(case: str, inside: Path, bo
     assert message in outcome.message
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("name", ["samples_t_2026-01-01.jsonl", "log.json"])
+@pytest.mark.parametrize(("name", "data"), pairs(["samples_t_2026-01-01.jsonl", "log.json"], list(DATA), each=7))
 def test_other_bytes_are_refused(name: str, data: str, inside: Path, bounded: Bounded) -> None:
     (inside / name).write_bytes(DATA[data]())
     assert bounded(lambda: read(inside / name)).error == "PackError"
