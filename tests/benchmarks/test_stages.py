@@ -44,7 +44,7 @@ def test_r33_the_path_that_ran_is_named_beside_the_bytes_that_it_reads(pack: Pat
     geometry = CacheGeometry(model_type="llama", query_heads=8, layers=(layer,))
     ledger = predict_ledger(geometry, parse_format("int8-token-head"), 128 + 2, batch=2)
     unread = ledger.owner_nbytes(Owner.PADDING) + ledger.owner_nbytes(Owner.BLOCK_TABLE)
-    assert row.read_nbytes == ledger.persistent_nbytes - unread == 130 * 2 * 4 * 2 * (64 + 2)
+    assert row.read_nbytes == ledger.persistent_nbytes - unread == 130 * 2 * 4 * 2 * (64 + 4)
 
 
 @pytest.mark.parametrize("name", ["kivi-2,recent=32", "q4_0", "int4-g32", "int8-token-head,sinks=4"])
