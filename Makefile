@@ -5,7 +5,7 @@ KVASSAY := $(VENV)/bin/kvassay
 STAMP := $(VENV)/.installed
 DEMO_OUT ?= out/demo-$(shell date -u +%Y%m%d-%H%M%S)
 
-.PHONY: demo test thorough quick lint format bench bench-kernels sanitize clean
+.PHONY: demo test thorough quick lint format docs bench bench-kernels sanitize clean
 
 NATIVE := native/CMakeLists.txt $(wildcard native/src/*)
 
@@ -47,6 +47,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# The documentation site, in out/docs. A warning is an error.
+docs: $(STAMP)
+	$(PYTHON) -m sphinx -W --keep-going -q -b html docs out/docs
 
 bench: $(STAMP)
 	$(PYTHON) benchmarks/scoring_speed.py
