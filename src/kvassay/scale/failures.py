@@ -1,0 +1,58 @@
+"""Tries that failed. A cell that fails by itself three times is quarantined, and the rest goes on."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from kvassay.scale.store import Store
+
+MOST_ERRORS = 3
+"""Tries of one item that raised an error."""
+MOST_LOSSES = 10
+"""Tries during which the worker vanished: most often the machine's fault, and sometimes the cell's, which took all
+memory."""
+
+
+class Failure(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["error", "lost"]
+    text: str
+    """The traceback, or how the worker ended."""
+    worker: str
+
+
+class Failures(NamedTuple):
+    errors: int
+    losses: int
+    last: Failure | None
+
+    @property
+    def quarantined(self) -> bool:
+        return self.errors >= MOST_ERRORS or self.losses >= MOST_LOSSES
+
+
+def record_failure(store: Store, item: str, failure: Failure) -> None:
+    number = len(store.names(f"failures/{item}"))
+    name = f"failures/{item}/{number:03}-{secrets.token_hex(4)}.json"
+    store.put(name, json.dumps(failure.model_dump(), indent=2).encode())
+
+
+def failures_of(store: Store, item: str) -> Failures:
+    read = (store.read(f"failures/{item}/{name}") for name in store.names(f"failures/{item}"))
+    found = [Failure.model_validate_json(data) for data in read if data is not None]
+    errors = sum(failure.kind == "error" for failure in found)
+    return Failures(errors, len(found) - errors, found[-1] if found else None)
+
+
+def failed_items(store: Store) -> dict[str, Failures]:
+    """Of every item that failed at least once."""
+    return {item: failures_of(store, item) for item in store.names("failures")}
+
+
+def forget_failures(store: Store, item: str) -> None:
+    store.remove(f"failures/{item}")
