@@ -1,7 +1,7 @@
 """Cells: what is measured together and kept or lost together, named by content and not by how it is run.
 
-A cell is one format on one workload, one model and one seed. A *reference* is the full-precision run that all cells of a
-group share. A *group* (model, workload, seed) becomes one evidence pack when its cells are done.
+A cell is one format on one workload, one model and one seed. A *reference* is the full-precision run that all cells of
+a group share. A *group* (model, workload, seed) becomes one evidence pack when its cells are done.
 """
 
 from __future__ import annotations

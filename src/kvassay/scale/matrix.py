@@ -1,7 +1,7 @@
 """The matrix file: models, formats, workloads and seeds, whose every combination is to be judged.
 
-A workload is a contract file; the matrix puts its formats in place of the contract's candidates and each of its seeds in
-place of the contract's. Bounds, text, tasks and controls stay as they are.
+A workload is a contract file; the matrix puts its formats in place of the contract's candidates and each of its seeds
+in place of the contract's. Bounds, text, tasks and controls stay as they are.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def _workloads(matrix: Matrix, texts: dict[str, str]) -> tuple[Workload, ...]:
         original = parse_contract(text, origin)
         if original.inference.design == "sequential":
             raise MatrixError(
-                f'{origin}: inference.design is "sequential", which stops by looking at all formats together, and cells '
-                'do not see each other; use "fixed"'
+                f'{origin}: inference.design is "sequential", which stops by looking at all formats together, and '
+                'cells do not see each other; use "fixed"'
             )
         if not original.needs_run:
             raise MatrixError(f"{origin}: bounds bytes alone, which need no run: kvassay bytes computes them")

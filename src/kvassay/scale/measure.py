@@ -75,10 +75,9 @@ def run_cell(bench: Bench, item: Item, read: Read, say: Callable[[str], None]) -
     arm = next(arm for arm in planned_arms(ready.contract) if arm.name == item.cell.arm)
     seconds = {"load": time.monotonic() - began}
     ready.scorer.attach(read, ready.units, ready.subject, ready.contract)
+    generated = GeneratedReference(ready.subject, ready.contract, read)
     try:
-        return _measure(
-            ready, arm, item, GeneratedReference(ready.subject, ready.contract, read), seconds, started, say
-        )
+        return _measure(ready, arm, item, generated, seconds, started, say)
     finally:
         ready.scorer.detach()
 
@@ -124,6 +123,7 @@ def _measure(
     record["arm"] = arm_record(arm, sources.get(arm.name), tally).model_dump(mode="json")
     described = subject_record(item.group.model.name, contract, ready.loaded, levels, None)
     record["examples"] = described.pop("examples")
+    del described["model"]["name"]  # where the model was found here is no result
     record["subject"] = described
     run = {
         **_machine(started, None),

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kvassay.pack.row_writer import RowWriter
-from kvassay.pack.strict_json import parse_json, render_json
-from kvassay.pack.tables import TABLE_COLUMNS, read_table, table_file
+from kvassay.pack.strict_json import render_json
+from kvassay.pack.tables import TABLE_COLUMNS
 from kvassay.scale.cell import Item
+from kvassay.scale.cell_files import folder_of, read_json, read_record, read_rows, whole_folder
 from kvassay.scale.measure import CellResult, ReferenceResult
 from kvassay.scale.store import Store, StoredFolder
 
@@ -19,26 +20,6 @@ PART_SCHEMA = "kvassay.cell-part/1"
 REFERENCE_SCHEMA = "kvassay.reference/1"
 MOST_EXAMPLES = 5
 """Worst cases that are kept of a cell, as `assess.examples` keeps of an arm."""
-
-
-def folder_of(item: Item) -> str:
-    whole = whole_folder(item)
-    return whole if item.parts == 1 else f"{whole}/parts/{item.part + 1}-of-{item.parts}"
-
-
-def whole_folder(item: Item) -> str:
-    return f"{'references' if item.cell is None else 'cells'}/{item.owner_id}"
-
-
-def is_done(store: Store, item: Item) -> bool:
-    """Whether this item, or the whole that it is a part of, is finished."""
-    if store.folder(whole_folder(item), item.owner_id) is not None:
-        return True
-    return item.parts > 1 and store.folder(folder_of(item), item.id) is not None
-
-
-def whole_is_done(store: Store, item: Item) -> bool:
-    return store.folder(whole_folder(item), item.owner_id) is not None
 
 
 def write_cell(store: Store, item: Item, result: CellResult, log: str) -> bool:
@@ -66,11 +47,11 @@ def assemble(store: Store, item: Item) -> bool:
     if len(folders) < item.parts:
         return False
     whole = item._replace(part=0, parts=1)
-    runs = [_json(store, folder, manifest, "run.json") for folder, manifest in folders]
+    runs = [read_json(store, folder, manifest, "run.json") for folder, manifest in folders]
     if item.cell is None:
         units: dict[str, str] = {}
         for folder, manifest in folders:
-            units |= _json(store, folder, manifest, "units.json")
+            units |= read_json(store, folder, manifest, "units.json")
         results = {"units.json": render_json(dict(sorted(units.items())))}
         run = _sum_runs(runs)
         others = {"run.json": render_json(run)}
@@ -80,33 +61,6 @@ def assemble(store: Store, item: Item) -> bool:
         made = write_cell(store, whole, result, log)
     store.remove(f"{whole_folder(item)}/parts")
     return made
-
-
-def read_rows(store: Store, folder: str, manifest: StoredFolder, table: str) -> Any:
-    """The rows of a table as Arrow, checked; None where the cell has none."""
-    name = f"{table}.parquet"
-    if name not in manifest.files:
-        return None
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place, table_file(table))
-        path.parent.mkdir()
-        path.write_bytes(store.file(folder, manifest, name))
-        return read_table(Path(place), table).rows
-
-
-def read_record(store: Store, folder: str, manifest: StoredFolder) -> dict[str, Any]:
-    return _json(store, folder, manifest, "record.json")
-
-
-def read_run(store: Store, folder: str, manifest: StoredFolder) -> dict[str, Any]:
-    return _json(store, folder, manifest, "run.json")
-
-
-def read_units(store: Store, reference: str) -> dict[str, str]:
-    """Digests of a finished reference's files, by file."""
-    folder = f"references/{reference}"
-    manifest = store.folder(folder, reference)
-    return {} if manifest is None else _json(store, folder, manifest, "units.json")
 
 
 def _joined(
@@ -171,7 +125,3 @@ def _parquet(table: str, chunks: Sequence[Any], item: Item) -> bytes:
 
 def _rows(columns: Any) -> int:
     return int(columns.num_rows) if hasattr(columns, "num_rows") else len(columns["arm"])
-
-
-def _json(store: Store, folder: str, manifest: StoredFolder, name: str) -> Any:
-    return parse_json(store.file(folder, manifest, name), f"{folder}/{name}")

@@ -170,7 +170,7 @@ class Store:
         return found
 
     def file(self, folder: str, found: StoredFolder, name: str) -> bytes:
-        """A file of a finished folder, checked against the manifest; raises StoreError if it is not what was written."""
+        """A file of a finished folder, checked; raises StoreError if it is not what was written."""
         entry = found.files[name]
         data = self.read(f"{folder}/{entry.name}")
         if data is None or sha256_bytes(data) != entry.sha256:

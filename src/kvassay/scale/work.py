@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 
 from kvassay.core.digest import sha256_bytes
 from kvassay.errors import StoreError
 from kvassay.scale.bench import Bench
 from kvassay.scale.cell import Item
+from kvassay.scale.cell_files import is_done, read_units, whole_is_done
 from kvassay.scale.claims import Owner, Watch, claimed
 from kvassay.scale.failures import Failure, failures_of, record_failure
 from kvassay.scale.measure import run_cell, run_reference
-from kvassay.scale.results import assemble, is_done, read_units, whole_is_done, write_cell, write_reference
+from kvassay.scale.results import assemble, write_cell, write_reference
+from kvassay.scale.state import State
 from kvassay.scale.store import Store
-
-
-class State(StrEnum):
-    DONE = "done"
-    """Measured now."""
-    KEPT = "kept"
-    """It was done before."""
-    BUSY = "busy"
-    """Another worker holds it."""
-    WAITING = "waiting"
-    """Its reference is not there yet."""
-    FAILED = "failed"
-    """It raised an error, which is recorded; it may be tried again."""
-    QUARANTINED = "quarantined"
-    """It failed too often, or its reference did."""
-
-    @property
-    def is_final(self) -> bool:
-        return self in (State.DONE, State.KEPT, State.QUARANTINED)
 
 
 def reference_item(item: Item) -> Item:
