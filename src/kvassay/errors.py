@@ -89,6 +89,10 @@ class MatrixError(KvassayError):
     """A matrix file that cannot be read as one, or that asks for what cannot be split into cells."""
 
 
+class ExecutorError(KvassayError):
+    """A scheduler that cannot be reached, or whose workers end without getting anything done."""
+
+
 class StoreError(KvassayError):
     """A store of cells that cannot be written, read or trusted."""
 

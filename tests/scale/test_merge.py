@@ -53,7 +53,7 @@ aa_runs = 2
 [fidelity.kl_mean]
 max = 0.001
 [numeric]
-documents = 3
+documents = 20
 queries = 4
 [numeric.output_relative]
 max = 0.5
@@ -78,7 +78,7 @@ def run_all(path: Path, root: Path, parts: int = 1) -> tuple[Store, list[Group]]
     digest = write_plan(store, plan)
     states = []
     PullExecutor().run(Job(store, digest, items_of(plan, parts), parts, 2.0), lambda item, state: states.append(state))
-    assert set(states) == {"done"}, states
+    assert set(states) == {"done"}, [store.read(f"failures/{item}/{name}") for item in store.names("failures") for name in store.names(f"failures/{item}")]
     return store, list(plan.groups)
 
 

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from kvassay.pack.strict_json import parse_json
 from kvassay.pack.tables import read_table, table_file
 from kvassay.scale.cell import Item
 from kvassay.scale.store import Store, StoredFolder

@@ -11,6 +11,7 @@ import platform
 import secrets
 import threading
 import time
+from enum import Enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,15 @@ def this_process() -> Owner:
     return Owner(host=_host(), pid=os.getpid(), started=_started(os.getpid()) or "", token=secrets.token_hex(8))
 
 
+class Held(Enum):
+    """Whether a claim was got, and how."""
+
+    NOT = 0
+    FRESH = 1
+    TAKEN_OVER = 2
+    """From an owner that no longer upholds it."""
+
+
 class Watch:
     """What one coordinator or worker has seen of others' claims, and when by its own clock."""
 
@@ -68,16 +78,17 @@ class Watch:
 
 
 @contextmanager
-def claimed(store: Store, item: str, owner: Owner, watch: Watch) -> Iterator[bool]:
+def claimed(store: Store, item: str, owner: Owner, watch: Watch) -> Iterator[Held]:
     """Hold the claim of an item during the block, which is told whether it is held."""
-    if not _take(store, item, owner, watch):
-        yield False
+    held = _take(store, item, owner, watch)
+    if held is Held.NOT:
+        yield held
         return
     stop = threading.Event()
     beating = threading.Thread(target=_beat, args=(store, item, owner, watch.lease_seconds, stop), daemon=True)
     beating.start()
     try:
-        yield True
+        yield held
     finally:
         stop.set()
         beating.join()
@@ -107,19 +118,17 @@ def read_claim(store: Store, item: str) -> Claim | None:
         return None
 
 
-def _take(store: Store, item: str, owner: Owner, watch: Watch) -> bool:
+def _take(store: Store, item: str, owner: Owner, watch: Watch) -> Held:
     mine = Claim(owner=owner, beat=0).model_dump_json().encode()
     if store.put_new(_file(item), mine):
-        return True
+        return Held.FRESH
     held = read_claim(store, item)
-    if held is None:
-        return store.put_new(_file(item), mine)
-    if not watch.is_stale(item, held):
-        return False
+    if held is None or not watch.is_stale(item, held):
+        return Held.NOT  # one that has just gone is asked for again soon
     # Of two that take it over at once the later stays; should both go on, the store keeps one of two equal results.
     store.put(_file(item), mine)
     now = read_claim(store, item)
-    return now is not None and now.owner == owner
+    return Held.TAKEN_OVER if now is not None and now.owner == owner else Held.NOT
 
 
 def _beat(store: Store, item: str, owner: Owner, lease_seconds: float, stop: threading.Event) -> None:

@@ -10,7 +10,7 @@ from kvassay.errors import StoreError
 from kvassay.scale.bench import Bench
 from kvassay.scale.cell import Item
 from kvassay.scale.cell_files import is_done, read_units, whole_is_done
-from kvassay.scale.claims import Owner, Watch, claimed
+from kvassay.scale.claims import Held, Owner, Watch, claimed
 from kvassay.scale.failures import Failure, failures_of, record_failure
 from kvassay.scale.measure import run_cell, run_reference
 from kvassay.scale.results import assemble, write_cell, write_reference
@@ -53,8 +53,11 @@ def perform(
     if known is not None:
         return known
     with claimed(store, item.id, owner, watch) as held:
-        if not held:
+        if held is Held.NOT:
             return State.BUSY
+        if held is Held.TAKEN_OVER:
+            text = "its worker ended, or could not say any more that it works"
+            record_failure(store, item.id, Failure(kind="abandoned", text=text, worker=""))
         if is_done(store, item):
             return State.KEPT
         try:
