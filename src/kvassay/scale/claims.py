@@ -11,9 +11,9 @@ import platform
 import secrets
 import threading
 import time
-from enum import Enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError

@@ -72,6 +72,15 @@ class Store:
         """The folder, where it is one of this machine's file systems."""
         return self._root if self._local else None
 
+    @property
+    def file_system(self) -> Any:
+        """The fsspec file system, for readers that take one."""
+        return self._fs
+
+    def address(self, name: str) -> str:
+        """A file's path on this machine, or its URL."""
+        return self._path(name) if self._local else self._fs.unstrip_protocol(self._path(name))
+
     def read(self, name: str) -> bytes | None:
         """The content of a file; None where there is none."""
         self._fs.invalidate_cache()

@@ -15,9 +15,7 @@ from kvassay.scale.store import Store
 from kvassay.scale.work import perform
 
 
-def serve(
-    pipe: Connection, url: str, options: dict[str, Any], plan: str, parts: int, lease_seconds: float
-) -> None:
+def serve(pipe: Connection, url: str, options: dict[str, Any], plan: str, parts: int, lease_seconds: float) -> None:
     """Until the pipe closes, which it also does when the coordinator is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the coordinator, which ends its workers
     store = Store(url, **options)
