@@ -78,7 +78,11 @@ def run_all(path: Path, root: Path, parts: int = 1) -> tuple[Store, list[Group]]
     digest = write_plan(store, plan)
     states = []
     PullExecutor().run(Job(store, digest, items_of(plan, parts), parts, 2.0), lambda item, state: states.append(state))
-    assert set(states) == {"done"}, [store.read(f"failures/{item}/{name}") for item in store.names("failures") for name in store.names(f"failures/{item}")]
+    assert set(states) == {"done"}, [
+        store.read(f"failures/{item}/{name}")
+        for item in store.names("failures")
+        for name in store.names(f"failures/{item}")
+    ]
     return store, list(plan.groups)
 
 

@@ -28,7 +28,7 @@ def plan(
     tflops: float | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Print sample sizes, chances and cost, and write nothing: of a contract (as kvassay assess --dry-run), or a matrix.
+    """Print what a contract asks of a model (as kvassay assess --dry-run), or what a matrix costs; write nothing.
 
     Parameters
     ----------
@@ -106,8 +106,8 @@ def _print_cost(cost: MatrixCost) -> None:
     total = cost.to_json()["total"]
     saved = total["unshared_reference_tokens"] / max(1, total["reference_tokens"])
     print(
-        f"{total['cells']} cells, {total['reference_tokens']:,} reference tokens ({saved:.1f} times fewer than unshared) "
-        f"and {total['candidate_tokens']:,} candidate tokens, {total['flops']:.3g} FLOPs, "
+        f"{total['cells']} cells, {total['reference_tokens']:,} reference tokens "
+        f"({saved:.1f} times fewer than unshared) and {total['candidate_tokens']:,} candidate tokens, {total['flops']:.3g} FLOPs, "
         f"{nbytes_text(total['stored_nbytes'] + total['rows_nbytes'])} stored"
     )
     print(

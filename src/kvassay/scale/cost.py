@@ -22,12 +22,15 @@ from kvassay.core.geometry import CacheGeometry
 from kvassay.core.model_source import resolve_model
 from kvassay.engines.transformers.loading import identify_model, model_folder
 from kvassay.engines.transformers.loading_checks import checked_config
+from kvassay.measures.teacher_forced import CHUNK_TOKENS
 from kvassay.scale.cell import Group, MatrixPlan
 from kvassay.scale.reference import reference_units
 
 ROW_NBYTES = 60
 """Of a token row in a cell's Parquet file; measured 40 to 70, most of it seven float64 figures."""
 FLOAT_NBYTES = 4
+LIBRARIES_NBYTES = 600 << 20
+"""Resident memory of a process with torch and transformers loaded."""
 
 
 class Shape(NamedTuple):
@@ -43,12 +46,19 @@ class Shape(NamedTuple):
     @property
     def kv_nbytes_per_token(self) -> int:
         """Float32 keys and values of all layers."""
-        return FLOAT_NBYTES * sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in self.geometry.layers)
+        return FLOAT_NBYTES * sum(layer.kv_heads * (layer.head_dim + layer.value_dim) for layer in self.geometry.layers)
 
     @property
     def attention_width(self) -> int:
-        """Query heads times head size, summed over layers; as many operations a query and token it reads, times four."""
-        return self.geometry.num_layers * self.hidden
+        """Query heads times head size, summed over layers: a quarter of the operations a query and token it reads."""
+        return self.geometry.query_heads * sum(layer.head_dim for layer in self.geometry.layers)
+
+    def worker_nbytes(self, longest: int) -> int:
+        """Memory of one worker: float32 weights, the keys and values of one document four times (reference, stored and
+        exact copy, cache of the ledger), logits of a chunk of positions, and the libraries."""
+        logits = 4 * CHUNK_TOKENS * (self.head_parameters // self.hidden) * FLOAT_NBYTES
+        weights = FLOAT_NBYTES * self.parameters
+        return weights + 4 * longest * self.kv_nbytes_per_token + logits + LIBRARIES_NBYTES
 
 
 class GroupCost(NamedTuple):
@@ -131,8 +141,6 @@ def group_cost(contract: Contract, shape: Shape, levels: Sequence[Level], label:
         (len(unit.token_ids) - unit.first_hidden) * shape.hidden * FLOAT_NBYTES + unit.kept * shape.kv_nbytes_per_token
         for unit in units
     )
-    logits = 4 * 128 * (shape.head_parameters // shape.hidden) * FLOAT_NBYTES
-    memory = FLOAT_NBYTES * shape.parameters + 4 * longest * shape.kv_nbytes_per_token + logits + (600 << 20)
     return GroupCost(
         label=label,
         cells=len(arms),
@@ -142,7 +150,7 @@ def group_cost(contract: Contract, shape: Shape, levels: Sequence[Level], label:
         flops=float(body + attention + head),
         stored_nbytes=stored,
         rows_nbytes=ROW_NBYTES * scored * len(arms),
-        memory_nbytes=memory,
+        memory_nbytes=shape.worker_nbytes(longest),
     )
 
 
@@ -175,14 +183,20 @@ def worker_need(plan: MatrixPlan, say: Callable[[str], None]) -> Callable[[Group
         if key not in known:
             shape = model_shape(group.model.name, say)
             contract = group.contract
-            longest = contract.text.prompt_tokens + contract.text.scored_tokens
-            logits = 4 * 128 * (shape.head_parameters // shape.hidden) * FLOAT_NBYTES
-            known[key] = (
-                FLOAT_NBYTES * shape.parameters + 4 * longest * shape.kv_nbytes_per_token + logits + (600 << 20)
-            )
+            # Exact for text; items of tasks have their own lengths, which only a drawn workload tells.
+            longest = max(contract.text.prompt_tokens + contract.text.scored_tokens, *_item_tokens(contract))
+            known[key] = shape.worker_nbytes(longest)
         return known[key]
 
     return need
+
+
+def _item_tokens(contract: Contract) -> list[int]:
+    """Lengths that tasks and prompts ask for."""
+    asked = [tokens for bound in contract.task.values() for tokens in bound.context_tokens]
+    if contract.has_free_running:
+        asked.append(contract.free_running.prompt_tokens + contract.free_running.generated_tokens)
+    return [0, *asked]
 
 
 def probe_flops_per_second(shape: Shape, threads: int, seconds: float = 1.0) -> float:
