@@ -13,6 +13,7 @@ from kvassay.report.again import with_report_checks
 from kvassay.scale.cell import Group, items_of
 from kvassay.scale.executors.base import Job
 from kvassay.scale.executors.pull import PullExecutor
+from kvassay.scale.failures import failed_items
 from kvassay.scale.matrix import load_matrix
 from kvassay.scale.merge import merge_group
 from kvassay.scale.planning import plan_matrix
@@ -76,13 +77,9 @@ def run_all(path: Path, root: Path, parts: int = 1) -> tuple[Store, list[Group]]
     plan = plan_matrix(load_matrix(path), lambda _line: None)
     store = Store(str(root))
     digest = write_plan(store, plan)
-    states = []
+    states: list[str] = []
     PullExecutor().run(Job(store, digest, items_of(plan, parts), parts, 2.0), lambda item, state: states.append(state))
-    assert set(states) == {"done"}, [
-        store.read(f"failures/{item}/{name}")
-        for item in store.names("failures")
-        for name in store.names(f"failures/{item}")
-    ]
+    assert set(states) == {"done"}, failed_items(store)
     return store, list(plan.groups)
 
 

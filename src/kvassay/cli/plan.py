@@ -107,8 +107,8 @@ def _print_cost(cost: MatrixCost) -> None:
     saved = total["unshared_reference_tokens"] / max(1, total["reference_tokens"])
     print(
         f"{total['cells']} cells, {total['reference_tokens']:,} reference tokens "
-        f"({saved:.1f} times fewer than unshared) and {total['candidate_tokens']:,} candidate tokens, {total['flops']:.3g} FLOPs, "
-        f"{nbytes_text(total['stored_nbytes'] + total['rows_nbytes'])} stored"
+        f"({saved:.1f} times fewer than unshared) and {total['candidate_tokens']:,} candidate tokens, "
+        f"{total['flops']:.3g} FLOPs, {nbytes_text(total['stored_nbytes'] + total['rows_nbytes'])} stored"
     )
     print(
         f"about {cost.hours:.3g} hours on {cost.devices} devices at {cost.flops_per_second:.3g} FLOP/s each "
