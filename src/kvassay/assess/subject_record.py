@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 from kvassay.assess.arms import PlannedArm
-from kvassay.assess.environment import environment_record
 from kvassay.assess.levels.base import Level, Tally
 from kvassay.core.contract import Contract
 from kvassay.core.digest import sha256_json
@@ -42,7 +42,7 @@ def subject_record(
         },
         "engine": {
             "name": "transformers",
-            "version": environment_record()["packages"]["transformers"],
+            "version": metadata.version("transformers"),
             "attention": "decode-faithful, one pass, torch reference path",
             "prefill_reads": contract.inference.prefill_reads,
         },
