@@ -5,8 +5,8 @@
 
 Run from a clone. Two models, six formats, two workloads: 32 cells (with canary and the reference again) and four
 references. `one` and `two` are that many local processes of one thread each; `shards` three shards one after another;
-`slurm` is submitit's local stand-in and `ray` a cluster of two CPUs here. Prints, a way a line, wall seconds, seconds of
-work in cells and references, the share of worker time that is not work (start of processes, planning, waiting at the
+`slurm` is submitit's local stand-in and `ray` a cluster of two CPUs here. Prints, a way a line, wall seconds, seconds
+of work in cells and references, the share of worker time that is not work (start of processes, planning, waiting at the
 end), and a digest of all row files and verdicts of the merged packs, which must be the same in every line.
 """
 

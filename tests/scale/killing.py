@@ -45,6 +45,7 @@ def run_under_fire(
                 killed += 1
         for child in children:
             _wait(child)
+    store.sweep()
     return Killed(killed, read_status(store, plan.groups).results_sha256, tries)
 
 

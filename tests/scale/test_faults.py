@@ -49,6 +49,7 @@ def test_killed_at_random_the_result_is_the_same(plan, tmp_path, parts) -> None:
     assert fired.kills >= 6
     assert fired.results_sha256 == read_status(quiet, plan.groups).results_sha256
     assert finished_files(tmp_path / "fired") == finished_files(tmp_path / "quiet")
+    assert not [path for path in (tmp_path / "fired").rglob(".*") if path.is_file()]
     assert not list((tmp_path / "fired").glob("claims/*"))
     again = run_quietly(plan, tmp_path / "fired")
     assert read_status(again, plan.groups).results_sha256 == fired.results_sha256

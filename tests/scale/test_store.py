@@ -44,7 +44,9 @@ def test_the_result_digest_is_of_what_every_run_gives(store) -> None:
     commit(store, {"record.json": b"{}"}, {"run.json": b"b"}, "y")
     commit(store, {"record.json": b"[]"}, {"run.json": b"a"}, "z")
     x, y, z = (store.folder(f"cells/{name}", name) for name in "xyz")
-    assert x and y and z
+    assert x is not None
+    assert y is not None
+    assert z is not None
     assert x.result_sha256 == y.result_sha256 != z.result_sha256
 
 
@@ -72,6 +74,22 @@ def test_put_new_writes_once(store) -> None:
 def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(StoreError, match="cannot be opened"):
         Store("nonsense://bucket/store")
+
+
+def test_what_a_killed_process_was_writing_is_swept_and_nothing_else(tmp_path) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.put("cells/x/record-1.json", b"{}")
+    child = os.fork()
+    if child == 0:
+        store._write_partial(store.address("cells/x/run-1.json"), b"{")
+        os._exit(0)
+    os.waitpid(child, 0)
+    mine = store._write_partial(store.address("cells/x/log-1.txt"), b"")
+    elsewhere = tmp_path / "store" / "cells" / "x" / ".log-2.txt.partial-0123456789ab-1-5.abc"
+    elsewhere.write_bytes(b"")
+    assert store.sweep() == 1
+    left = {path.name for path in (tmp_path / "store" / "cells" / "x").iterdir()}
+    assert left == {"record-1.json", os.path.basename(mine), elsewhere.name}
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path) -> None:

@@ -98,6 +98,7 @@ def run_matrix(
     with ProgressDisplay(quiet=json) as progress:
         plan = plan_matrix(loaded, progress.note)
         store = Store(out)
+        store.sweep()
         digest = write_plan(store, plan)
         items = _share(items_of(plan, parts), shard)
         for item in items:

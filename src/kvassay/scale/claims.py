@@ -7,17 +7,16 @@ a whole lease, by the own monotonic clock, takes the claim over. On the owner's 
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kvassay.scale.process import started, this_host
 from kvassay.scale.store import Store
 
 LEASE_SECONDS = 60.0
@@ -36,7 +35,7 @@ class Owner(BaseModel):
     @property
     def is_dead(self) -> bool:
         """True only where it is certain: same machine, and no such process any more."""
-        return self.host == _host() and _started(self.pid) != self.started
+        return self.host == this_host() and started(self.pid) != self.started
 
 
 class Claim(BaseModel):
@@ -47,7 +46,7 @@ class Claim(BaseModel):
 
 
 def this_process() -> Owner:
-    return Owner(host=_host(), pid=os.getpid(), started=_started(os.getpid()) or "", token=secrets.token_hex(8))
+    return Owner(host=this_host(), pid=os.getpid(), started=started(os.getpid()) or "", token=secrets.token_hex(8))
 
 
 class Held(Enum):
@@ -143,21 +142,3 @@ def _beat(store: Store, item: str, owner: Owner, lease_seconds: float, stop: thr
 
 def _file(item: str) -> str:
     return f"claims/{item}.json"
-
-
-def _host() -> str:
-    """A machine as it was booted, and the process namespace in which numbers of processes hold."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{platform.node()} {boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return f"{platform.node()} unknown {os.getpid()}"  # never equal to another process's: deadness is then unknown
-
-
-def _started(pid: int) -> str | None:
-    """When a process started, in ticks since boot; None where there is none, or only what is left of one."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]

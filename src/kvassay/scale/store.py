@@ -26,8 +26,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kvassay.core.digest import sha256_bytes
 from kvassay.errors import PackError, StoreError
 from kvassay.pack.strict_json import parse_json, render_json
+from kvassay.scale.process import is_mark_of_dead, process_mark
 
 MANIFEST = "manifest.json"
+_PARTIAL = ".partial-"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
@@ -189,6 +191,18 @@ class Store:
             )
         return data
 
+    def sweep(self) -> int:
+        """Remove what killed processes of this machine were writing; how many files that were."""
+        removed = 0
+        for folder, _, names in os.walk(self._root) if self._local else ():
+            for name in names:
+                mark = name.rpartition(_PARTIAL)[2].rpartition(".")[0]
+                if name.startswith(".") and mark and is_mark_of_dead(mark):
+                    with suppress(FileNotFoundError):
+                        os.unlink(os.path.join(folder, name))
+                        removed += 1
+        return removed
+
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
@@ -206,7 +220,7 @@ class Store:
     def _write_partial(self, path: str, data: bytes) -> str:
         """The data under a hidden name beside its place, on disk and not only in memory."""
         folder, name = os.path.split(path)
-        partial = os.path.join(folder, f".{name[:60]}.partial-{secrets.token_hex(6)}")
+        partial = os.path.join(folder, f".{name[:60]}{_PARTIAL}{process_mark()}.{secrets.token_hex(6)}")
         try:
             os.makedirs(folder, exist_ok=True)
             with open(partial, "wb") as file:
