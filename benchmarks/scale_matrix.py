@@ -133,7 +133,7 @@ def main() -> None:
         total = cost.to_json()["total"]
         shared, unshared = total["reference_tokens"], total["unshared_reference_tokens"]
         print(
-            f"reference tokens: {status.reference_tokens:,} run, {shared:,} planned, {unshared:,} if each cell ran its own"
+            f"reference tokens: {status.reference_tokens:,} run, {shared:,} planned, {unshared:,} if unshared"
         )
         print(f"sharing: {unshared / max(1, status.reference_tokens):.2f} times fewer")
         print(
