@@ -132,9 +132,7 @@ def main() -> None:
         cost = matrix_cost(plan, 1, None, print)
         total = cost.to_json()["total"]
         shared, unshared = total["reference_tokens"], total["unshared_reference_tokens"]
-        print(
-            f"reference tokens: {status.reference_tokens:,} run, {shared:,} planned, {unshared:,} if unshared"
-        )
+        print(f"reference tokens: {status.reference_tokens:,} run, {shared:,} planned, {unshared:,} if unshared")
         print(f"sharing: {unshared / max(1, status.reference_tokens):.2f} times fewer")
         print(
             f"plan: {total['flops']:.3g} FLOPs, {3600 * cost.hours:.0f} s at {cost.flops_per_second:.3g} FLOP/s "

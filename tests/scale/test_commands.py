@@ -76,6 +76,7 @@ def test_merge_leaves_packs_that_verify_and_a_frontier(finished, capsys, tmp_pat
     assert code == (1 if 1 in outcomes else 3 if 3 in outcomes else 0)
     for pack in merged["packs"]:
         assert verify_pack(Path(pack["out"]), pack["root"]).passed
+    assert answer(capsys, ["merge", str(finished / "store"), "--out", str(tmp_path / "packs")]) == (code, merged)
     points = merged["frontier"]
     assert len(points) == 8
     for point in points:

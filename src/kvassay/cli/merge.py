@@ -34,7 +34,7 @@ def merge(
     """
     require_extra("kvassay merge", "scale", "fsspec")
     from kvassay.scale.frontier import frontier
-    from kvassay.scale.merge import Merged, merge_group, missing_cells
+    from kvassay.scale.merge import Merged, merge_group, missing_cells, read_merged
     from kvassay.scale.plans import read_groups
     from kvassay.scale.store import Store
 
@@ -48,7 +48,7 @@ def merge(
             continue
         base = default_out(group.model.name, group.workload).name.removeprefix("kvassay-")
         place = out / f"{base}-seed{group.seed}-{group.id[:8]}"
-        merged.append(merge_group(opened, group, place))
+        merged.append(read_merged(group, place) if place.exists() else merge_group(opened, group, place))
         if not json:
             say(f"{group.label}: {outcome_word(merged[-1].verdicts.outcome)}, {place}")
     points = frontier(merged)

@@ -35,6 +35,10 @@ class Failures(NamedTuple):
     last: Failure | None
 
     @property
+    def tries(self) -> int:
+        return self.errors + self.losses + self.abandoned
+
+    @property
     def quarantined(self) -> bool:
         return self.errors >= MOST_ERRORS or self.losses >= MOST_LOSSES
 

@@ -19,7 +19,7 @@ from kvassay.core.records import Arm, Verdicts
 from kvassay.errors import StoreError
 from kvassay.judge import judge
 from kvassay.pack.layout import PackManifest
-from kvassay.pack.reader import ArmLedgers, read_ledger_pair
+from kvassay.pack.reader import ArmLedgers, read_ledger_pair, read_whole_pack
 from kvassay.pack.tables import TABLE_COLUMNS
 from kvassay.pack.writer import PackWriter
 from kvassay.report import chart_specs, headline, render_report
@@ -94,6 +94,18 @@ def merge_group(store: Store, group: Group, out: Path) -> Merged:
         manifest = pack.commit()
     bits = {name: 16 * pair.computed.ratio_to_float16 for name, pair in ledgers.items()}
     return Merged(group, pack.out, manifest, verdicts, headline(content), bits)
+
+
+def read_merged(group: Group, out: Path) -> Merged:
+    """A pack that was merged before; raises PackError where it is damaged, StoreError where it is of other cells."""
+    content = read_whole_pack(out)
+    assert content.manifest is not None, "a whole pack has one"
+    cells = content.environment.get("cells")
+    found = [cell.get("id") for cell in cells] if isinstance(cells, list) else None
+    if content.contract.sha256 != group.contract_sha256 or found != [cell.id for cell in group.cells]:
+        raise StoreError(f"{str(out)!r} is a pack of other cells than those of {group.label}; give another folder")
+    bits = {name: 16 * pair.computed.ratio_to_float16 for name, pair in content.ledgers.items()}
+    return Merged(group, out, content.manifest, content.verdicts, headline(content), bits)
 
 
 def _read(store: Store, cell: Cell) -> _Done:

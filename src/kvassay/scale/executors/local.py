@@ -108,21 +108,26 @@ class _Run:
 
     def _dispatch(self) -> None:
         """Give every worker that is free an item, and start workers while there is room for them."""
-        while (worker := next((worker for worker in self._workers if worker.item is None), None)) is not None:
+        for worker in [worker for worker in self._workers if worker.item is None]:
             item = self._next(worker.model)
-            if item is None:
-                # No work for the model that it holds: what it holds is wanted for others.
-                worker.end()
-                self._workers.remove(worker)
-            else:
+            if item is not None:
                 worker.give(item)
+            elif not any(_model_of(item.group) == worker.model for item in self._waiting):
+                self._end(worker)  # what it holds is wanted for others
         while (item := self._next(None)) is not None:
+            idle = next((worker for worker in self._workers if worker.item is None), None)
             if not self._executor.room(item.group, self._workers):
-                self._waiting.insert(0, item)
-                return
+                if idle is None:
+                    self._waiting.insert(0, item)
+                    return
+                self._end(idle)  # it waits for a reference, and this item need not
             worker = _Worker(self._context, self._job, item.group, self._executor.need_nbytes(item.group))
             self._workers.append(worker)
             worker.give(item)
+
+    def _end(self, worker: _Worker) -> None:
+        worker.end()
+        self._workers.remove(worker)
 
     def _next(self, model: str | None) -> Item | None:
         """The next item that can be done now, of a model if one is named; what is final already is told and dropped."""

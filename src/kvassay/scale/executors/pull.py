@@ -14,6 +14,7 @@ from kvassay.scale.bench import Bench
 from kvassay.scale.cell import Item, items_of
 from kvassay.scale.claims import Watch, this_process
 from kvassay.scale.executors.base import Finished, Job, poll_seconds
+from kvassay.scale.failures import failed_items
 from kvassay.scale.plans import read_plan
 from kvassay.scale.state import State
 from kvassay.scale.store import Store
@@ -53,6 +54,9 @@ class PullExecutor:
         owner, watch = this_process(), Watch(job.lease_seconds)
         waiting = list(job.items)
         while waiting:
+            # What workers left or failed at goes last, so that a cell which ends every worker does not hold up the rest.
+            tried = failed_items(job.store)
+            waiting.sort(key=lambda item: tried[item.id].tries if item.id in tried else 0)
             left: list[Item] = []
             worked = False
             for item in waiting:
