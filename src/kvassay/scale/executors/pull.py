@@ -54,7 +54,7 @@ class PullExecutor:
         owner, watch = this_process(), Watch(job.lease_seconds)
         waiting = list(job.items)
         while waiting:
-            # What workers left or failed at goes last, so that a cell which ends every worker does not hold up the rest.
+            # What workers were lost or failed at goes last, so that a cell which ends them all does not hold up others.
             tried = failed_items(job.store)
             waiting.sort(key=lambda item: tried[item.id].tries if item.id in tried else 0)
             left: list[Item] = []
