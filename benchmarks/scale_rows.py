@@ -161,7 +161,10 @@ def measure(folder: Path) -> None:
     peak = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
     assert "torch" not in sys.modules, "an auditor needs no torch"
     print(f"{sum(row[2] for row in answer.rows):,} rows in {len(answer.rows)} cells, verdict {verdicts.outcome.value}")
-    print(f"query {queried:.2f} s, read and judge {judged:.2f} s, together {queried + judged:.2f} s")
+    print(f"query {queried:.2f} s, read and judge {judged:.2f} s, together {queried + judged:.2f} s of wall time")
+    print(f"processor time of all of it, imports included: {time.process_time():.2f} s")
+    for control in verdicts.controls:
+        print(f"control {control.name}: {control.passed}: {control.reason}")
     print(f"peak resident memory {peak / 1024**2:.2f} GiB")
 
 
