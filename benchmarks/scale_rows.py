@@ -96,14 +96,17 @@ def make(folder: Path, documents: int) -> None:
         chunks = []
         for document in range(documents):
             kl = np.zeros(count) if exact else draw.exponential(0.001 * 3**index, count)
-            nll = draw.exponential(3.0, count)
+            # The reference is one and the same for every arm.
+            same = np.random.default_rng(document)
+            nll = same.exponential(3.0, count)
+            tokens = same.integers(0, 49152, count)
             chunks.append(
                 {
                     "arm": [arm.name] * count,
                     "slice": ["speech"] * count,
                     "document": [f"document {document}"] * count,
                     "position": positions,
-                    "token_id": draw.integers(0, 49152, count),
+                    "token_id": tokens,
                     "kl_nats": kl,
                     "reverse_kl_nats": kl,
                     "nll_reference_nats": nll,
