@@ -1,4 +1,4 @@
-"""Processes, named so that their own machine can tell whether they live."""
+"""Processes, named so that their own machine can tell whether they live, and the memory that is left for more."""
 
 from __future__ import annotations
 
@@ -44,3 +44,13 @@ def is_mark_of_dead(mark: str) -> bool:
 @cache
 def _short_host() -> str:
     return sha256_bytes(this_host().encode())[:12]
+
+
+def available_memory_nbytes() -> int:
+    """Memory that can be taken without swapping; all of it where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+        return kibibytes * 1024
+    except (OSError, StopIteration, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from kvassay.errors import ExecutorError, StoreError
@@ -19,6 +18,7 @@ from kvassay.scale.cell import Group, Item
 from kvassay.scale.claims import release_dead
 from kvassay.scale.executors.base import Finished, Job, poll_seconds
 from kvassay.scale.failures import Failure, failures_of, record_failure
+from kvassay.scale.process import available_memory_nbytes
 from kvassay.scale.state import State
 from kvassay.scale.work import state_before
 
@@ -193,16 +193,6 @@ class _Run:
 
     def _postpone(self, item: Item) -> None:
         self._later[item.id] = time.monotonic() + poll_seconds(self._job.lease_seconds)
-
-
-def available_memory_nbytes() -> int:
-    """Memory that can be taken without swapping; all of it where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-        return kibibytes * 1024
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _model_of(group: Group) -> str:
