@@ -89,6 +89,18 @@ class SearchError(KvassayError):
     """A search for a format that cannot begin: no format left, a budget below the least, a file of another model."""
 
 
+class MatrixError(KvassayError):
+    """A matrix file that cannot be read as one, or that asks for what cannot be split into cells."""
+
+
+class ExecutorError(KvassayError):
+    """A scheduler that cannot be reached, or whose workers end without getting anything done."""
+
+
+class StoreError(KvassayError):
+    """A store of cells that cannot be written, read or trusted."""
+
+
 class CapacityError(KvassayError):
     """A memory budget that the machine cannot give, or a run at one that did not come to its end."""
 

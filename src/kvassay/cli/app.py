@@ -21,10 +21,14 @@ from kvassay.cli.find import find
 from kvassay.cli.formats import formats
 from kvassay.cli.judge import judge
 from kvassay.cli.judge_logs import judge_logs
+from kvassay.cli.merge import merge
 from kvassay.cli.plan import plan
+from kvassay.cli.query import query
 from kvassay.cli.report import report
+from kvassay.cli.run import run_matrix
 from kvassay.cli.scales import scales
 from kvassay.cli.sign import keygen, sign
+from kvassay.cli.status import status_command
 from kvassay.cli.verify import verify
 from kvassay.errors import UsageError
 
@@ -38,6 +42,10 @@ app = cyclopts.App(
 app.command(assess)
 app.command(find)
 app.command(plan)
+app.command(run_matrix, name="run")
+app.command(status_command, name="status")
+app.command(merge)
+app.command(query)
 app.command(contract)
 app.command(bytes_command, name="bytes")
 app.command(capacity_command, name="capacity")
