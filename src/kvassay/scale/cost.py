@@ -205,10 +205,10 @@ def probe_flops_per_second(shape: Shape, threads: int, seconds: float = 1.0) -> 
     torch.set_num_threads(threads)
     try:
         left, right = torch.ones(256, shape.hidden), torch.ones(shape.hidden, 4 * shape.hidden)
-        left @ right  # the first call also sets up
+        torch.mm(left, right)  # the first call also sets up
         began, products = time.monotonic(), 0
         while (spent := time.monotonic() - began) < seconds:
-            left @ right
+            torch.mm(left, right)
             products += 1
         return 2.0 * 256 * shape.hidden * 4 * shape.hidden * products / spent
     finally:

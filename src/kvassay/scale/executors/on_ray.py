@@ -33,7 +33,7 @@ class RayExecutor:
     def __init__(self, address: str | None, num_gpus: float = 0.0, memory_nbytes: int | None = None) -> None:
         """`address` as `ray://HOST:PORT` or `auto`; None starts Ray here. `memory_nbytes` is what a task reserves."""
         try:
-            import ray
+            import ray  # pyright: ignore[reportMissingImports]  # an extra
         except ImportError as error:
             raise MissingExtraError("--executor ray needs Ray: pip install 'kvassay[ray]'") from error
         self._ray: Any = ray
@@ -114,7 +114,7 @@ def run_task(
     store = Store(url, **options)
     item = next(item for item in items_of(read_plan(store, plan), parts) if item.id == item_id)
     bench = _BENCHES.setdefault("", Bench())
-    files = {name: memoryview(data) for name, data in (given or {}).items()}
+    files: dict[str, Any] = {name: memoryview(data) for name, data in (given or {}).items()}
     try:
         state = perform(store, bench, item, this_process(), Watch(lease_seconds), files)
     except StoreError as error:
