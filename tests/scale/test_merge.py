@@ -19,6 +19,7 @@ from kvassay.scale.merge import merge_group
 from kvassay.scale.planning import plan_matrix
 from kvassay.scale.plans import write_plan
 from kvassay.scale.store import Store
+from tests.thorough import some
 
 SAME = (
     "rows/tokens.parquet",
@@ -83,7 +84,7 @@ def run_all(path: Path, root: Path, parts: int = 1) -> tuple[Store, list[Group]]
     return store, list(plan.groups)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", some([3, 1], 2))
 def test_merged_cells_are_the_pack_of_one_run_byte_for_byte(matrix_file, texts, tmp_path, tiny_folder, parts) -> None:
     (tmp_path / "all.toml").write_text(ALL_LEVELS.format(texts=texts))
     path = matrix_file(workloads=("all.toml",), formats=("int8-token-head", "int8-tensor", "kivi-4,recent=8"))
