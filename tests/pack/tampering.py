@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvassay.core.digest import sha256_file, sha256_json
-from kvassay.pack.manifest import root_digest
+from kvassay.pack.manifest import OWN_NAMES, root_digest
 from kvassay.pack.tables import CONTRACT_KEY, TABLE_COLUMNS, TABLE_KEY, arrow_schema, rows_per_arm
 
 
@@ -51,7 +51,8 @@ def flip_byte(path: Path, place: int) -> None:
 def rehash(pack: Path) -> None:
     """Make the manifest fit whatever the folder holds now: what anyone can do to an unsigned pack."""
     manifest = load(pack, "manifest.json")
-    names = [str(path.relative_to(pack)) for path in pack.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    found = [str(path.relative_to(pack)) for path in pack.rglob("*") if path.is_file()]
+    names = [name for name in found if name not in OWN_NAMES]
     manifest["files"] = {
         name: {"sha256": sha256_file(pack / name), "nbytes": (pack / name).stat().st_size} for name in sorted(names)
     }

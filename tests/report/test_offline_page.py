@@ -119,3 +119,12 @@ def test_a_pack_too_large_for_the_page_is_shortened_and_says_so(
         assert "long lists were shortened" in shorter.html
         assert content.verdicts.formats[0].clauses[0].reason in shorter.by_id("clauses").text
     assert len(page.html) > sizes[0] > sizes[1]
+
+
+def test_the_way_to_every_section_stands_at_the_top(content) -> None:
+    page = render_report(content)
+    sections = re.findall(r'<section id="([^"]+)"', page)
+    named = re.findall(
+        r'<li><a href="#([^"]+)">', page[page.index('<nav aria-label="Sections">') : page.index("</nav>")]
+    )
+    assert named == [section for section in sections if section != sections[0]]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kvassay.assess.arms import PlannedArm
 from kvassay.cache.cohorts import LayerCalibration
-from kvassay.core.format_names import parse_format
 from kvassay.engines.transformers.decode_scorer import CandidatePass, DecodeScorer, ReferencePass
 from kvassay.engines.transformers.decode_view import EncodeCounts
 from kvassay.measures.teacher_forced import TokenMeasures, compare_distributions, greedy_tokens
@@ -57,9 +56,7 @@ def run_document(
     """Run the reference and all arms over one document."""
     ids = torch.tensor(token_ids)
     reference = scorer.reference(ids)
-    hidden = reference.hidden[prompt_tokens:]
-    if reference_kv != "f32":
-        hidden = scorer.candidate(ids, prompt_tokens, reference, parse_format(reference_kv)).hidden
+    hidden = scorer.reference_hidden(ids, prompt_tokens, reference, reference_kv)
     passes = tuple(
         ArmPass(arm, scorer.candidate(ids, prompt_tokens, reference, arm.kv_format, calibrations.get(arm.name)))
         for arm in arms

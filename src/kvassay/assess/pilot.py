@@ -46,7 +46,7 @@ def run_pilot(
     progress.stage("pilot", sum(len(level.pilot_units) for level in levels))
     known = {} if given is None else given.calibrations
     policy = parse_policy(contract.inference.calibration)
-    measured = _calibrate(subject.scorer, [arm for arm in subject.arms if arm.name not in known], levels, policy)
+    measured = calibrate(subject.scorer, [arm for arm in subject.arms if arm.name not in known], levels, policy)
     calibrations = {**measured, **known}
     subject = subject._replace(calibrations=calibrations, tally=Tally())
     rows: dict[str, PilotRows] = {}
@@ -68,7 +68,7 @@ def run_pilot(
     return Pilot(
         calibrations=calibrations,
         calibration_sources={
-            **{name: _source(scales) for name, scales in measured.items()},
+            **{name: calibration_source(scales) for name, scales in measured.items()},
             **({} if given is None else dict.fromkeys(known, given.source)),
         },
         rows=rows,
@@ -88,19 +88,25 @@ def _seconds_per_unit(ends: Sequence[float], together: bool) -> float:
     return (ends[-1] - ends[1]) / (units - 1)
 
 
-def _calibrate(
+def calibration_token_ids(levels: Sequence[Level]) -> list[Sequence[int]]:
+    """Tokens of the pilot's units on whose keys and values static scales are chosen."""
+    level = levels[0]
+    units = level.pilot_units if level.is_text else level.pilot_units[:MOST_CALIBRATION_UNITS]
+    return [level.token_ids(unit) for unit in units]
+
+
+def calibrate(
     scorer: DecodeScorer, arms: Sequence[PlannedArm], levels: Sequence[Level], policy: CalibrationPolicy
 ) -> dict[str, dict[int, LayerCalibration]]:
+    """Static scales by arm and layer, of those arms that need them."""
     needing = [arm for arm in arms if any(spec.needs_calibration for spec in arm.kv_format.specs)]
     if not needing:
         return {}
-    level = levels[0]
-    units = level.pilot_units if level.is_text else level.pilot_units[:MOST_CALIBRATION_UNITS]
-    references = [scorer.reference(torch.tensor(level.token_ids(unit))) for unit in units]
+    references = [scorer.reference(torch.tensor(ids)) for ids in calibration_token_ids(levels)]
     return {arm.name: scorer.calibrate(arm.kv_format, references, policy) for arm in needing}
 
 
-def _source(scales: Any) -> str:
+def calibration_source(scales: Any) -> str:
     """All layers are calibrated on the same tokens, so any side tells."""
     layer: LayerCalibration = next(iter(scales.values()))
     return next(side.source for sides in layer for side in sides if side is not None)

@@ -10,37 +10,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from kvassay.assess.arms import PlannedArm, planned_arms
-from kvassay.assess.engagement_check import check_engagement
+from kvassay.assess.arms import planned_arms
+from kvassay.assess.checks import check_before_loading, check_subject
 from kvassay.assess.environment import environment_record, peak_rss_nbytes
 from kvassay.assess.given_scales import read_given_scales
 from kvassay.assess.levels.base import Columns, Level, Subject, Tally
-from kvassay.assess.levels.documents import check_text_length
 from kvassay.assess.levels.drawn import drawn_levels
 from kvassay.assess.pilot import Pilot, run_pilot
 from kvassay.assess.planning import plan_record
 from kvassay.assess.progress import Progress, Silent
-from kvassay.assess.real_ledgers import allocated_ledger
+from kvassay.assess.real_ledgers import measure_ledgers
 from kvassay.assess.sequential_stop import SequentialStop
+from kvassay.assess.subject_record import arm_record, subject_record
 from kvassay.core.contract import Contract
-from kvassay.core.digest import sha256_json
-from kvassay.core.geometry import CacheGeometry
-from kvassay.core.kv_format import KVFormat
-from kvassay.core.ledger import predict_ledger
-from kvassay.core.model_source import geometry_of
-from kvassay.core.records import Arm, Verdicts
-from kvassay.core.serving import check_serves
-from kvassay.core.spec import QuantSpec
+from kvassay.core.records import Verdicts
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.loading import LoadedModel, load_model
-from kvassay.errors import KEPT, ContractError, ModelError, printable
-from kvassay.formats import quantizer
+from kvassay.errors import KEPT, printable
 from kvassay.judge import judge
 from kvassay.pack.aborted import AbortedRun, read_earlier
 from kvassay.pack.layout import PackManifest
-from kvassay.pack.reader import ArmLedgers
 from kvassay.pack.writer import PackWriter
 from kvassay.report import chart_specs, headline, render_report
 
@@ -123,7 +112,7 @@ class _Run:
         self._levels: tuple[Level, ...] = ()
         self._began = datetime.now(UTC)
         self._loaded: LoadedModel | None = None
-        geometry = self._check_before_loading()
+        geometry = check_before_loading(model_name, contract, self._arms)
         self._scales = None if scales is None else read_given_scales(scales, self._arms, geometry)
         if self._scales is not None and self._scales.record["all_unit"]:
             progress.note("every scale of the checkpoint is 1.0: a plain cast, which most likely nobody calibrated")
@@ -134,7 +123,7 @@ class _Run:
             self._loaded = load_model(
                 self._model_name, announce=self._progress.note, weights=self._contract.subject.weights
             )
-            self._check_subject(self._loaded)
+            check_subject(self._contract, self._loaded)
             self._levels = drawn_levels(self._contract, self._loaded.tokenizer)
             for level in self._levels:
                 level.check_lengths(self._loaded.geometry.max_context, self._model_name)
@@ -167,9 +156,11 @@ class _Run:
         for level in self._levels:
             self._measure_level(level, append)
         with _timed(self._seconds, "ledgers"):
-            self._ledgers = self._measure_ledgers()
+            assert self._loaded is not None, "prepare comes first"
+            self._ledgers = measure_ledgers(self._loaded, self._levels, self._subject)
         pack.write_ledgers(self._ledgers)
-        pack.write_subject(self._subject_record())
+        scales = None if self._scales is None else self._scales.record
+        pack.write_subject(subject_record(self._model_name, self._contract, self._loaded, self._levels, scales))
 
     def _measure_level(self, level: Level, append: Mapping[str, Callable[[Columns], None]]) -> None:
         """All units of a level, or as many of each of its parts as the sequential design needs."""
@@ -199,7 +190,8 @@ class _Run:
         return units[: self._done[level.name] - before] if stop.reached else units
 
     def judge(self, pack: PackWriter) -> Verdicts:
-        arms = [self._arm_record(arm) for arm in self._arms]
+        sources = self._pilot.calibration_sources
+        arms = [arm_record(arm, sources.get(arm.name), self._tally) for arm in self._arms]
         pack.write_arms(arms)
         tables = pack.tables()
         computed = {name: pair.computed for name, pair in self._ledgers.items()}
@@ -245,116 +237,6 @@ class _Run:
             "started_utc": self._began.isoformat(timespec="seconds"),
             "finished_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-
-    def _check_before_loading(self) -> CacheGeometry:
-        """The model's shape, from its config."""
-        subject = self._contract.subject
-        if subject.model is not None and subject.model != self._model_name:
-            raise ContractError(
-                f"the contract is for model {subject.model!r}, found {self._model_name!r}; "
-                "assess that model, or change subject.model in a copy of the contract"
-            )
-        if not self._contract.needs_run:
-            raise ContractError(
-                "the contract bounds bytes alone, which need no run: kvassay bytes computes them; "
-                "add [fidelity.*], [free_running.*], [numeric.*] or [task.*] to assess what they cost"
-            )
-        geometry = geometry_of(self._model_name)
-        for arm in self._arms:
-            check_serves(arm.kv_format, geometry)
-        check_engagement(self._contract, self._arms)
-        check_text_length(self._contract, geometry.max_context, self._model_name)
-        return geometry
-
-    def _check_subject(self, loaded: LoadedModel) -> None:
-        subject = self._contract.subject
-        for what, expected, found in (
-            ("revision", subject.revision, loaded.revision),
-            ("tokenizer_sha256", subject.tokenizer_sha256, loaded.hashes.tokenizer),
-        ):
-            if expected is not None and expected != found:
-                raise ModelError(f"subject.{what} of the contract is {expected}, the model has {found}")
-
-    def _measure_ledgers(self) -> dict[str, ArmLedgers]:
-        """Computed beside allocated, at the length of one text document, or of the longest item without text."""
-        assert self._loaded is not None, "prepare comes first"
-        level = self._levels[0]
-        units = level.units[:1] if level.is_text else level.units
-        token_ids = max((level.token_ids(unit) for unit in units), key=len)
-        reference = self._scorer.reference(torch.tensor(token_ids))
-        tokens = len(token_ids)
-        ledgers = {}
-        for arm in self._arms:
-            calibration = self._subject.calibrations.get(arm.name)
-            ledgers[arm.name] = ArmLedgers(
-                predict_ledger(self._loaded.geometry, arm.kv_format, tokens),
-                allocated_ledger(
-                    self._loaded.model.config,
-                    arm,
-                    reference,
-                    calibration,
-                    self._scorer.key_transforms(arm.kv_format),
-                ),
-            )
-        return ledgers
-
-    def _arm_record(self, arm: PlannedArm) -> Arm:
-        return Arm(
-            name=arm.name,
-            role=arm.role,
-            format_digest=arm.kv_format.digest,
-            format=arm.kv_format.model_dump(mode="json"),
-            scale_source=scale_source(arm.kv_format, self._pilot.calibration_sources.get(arm.name)),
-            clipped_values=self._tally.clipped[arm.name],
-            encoded_values=self._tally.encoded[arm.name],
-        )
-
-    def _subject_record(self) -> dict[str, Any]:
-        assert self._loaded is not None, "prepare comes first"
-        loaded, contract = self._loaded, self._contract
-        return {
-            "model": {
-                "name": self._model_name,
-                "source": loaded.source.kind.value,
-                "stored_weights": loaded.stored_weights,
-                "revision": loaded.revision,
-                "weights_sha256": loaded.hashes.weights,
-                "weight_files_sha256": loaded.hashes.weight_files,
-                "tokenizer_sha256": loaded.hashes.tokenizer,
-                "config_sha256": loaded.hashes.config,
-                "parameters": loaded.parameters,
-                "dtype": "float32",
-                "weights": contract.subject.weights,
-                "quantized_weights": loaded.quantized_weights and loaded.quantized_weights._asdict(),
-            },
-            "engine": {
-                "name": "transformers",
-                "version": environment_record()["packages"]["transformers"],
-                "attention": "decode-faithful, one pass, torch reference path",
-                "prefill_reads": contract.inference.prefill_reads,
-            },
-            "geometry": loaded.geometry.model_dump(mode="json"),
-            "corpus": None,
-            "numeric": None,
-            "items_sha256": sha256_json([]),
-            "task": {},
-            **{key: value for level in self._levels for key, value in level.to_json().items()},
-            "scales": None if self._scales is None else self._scales.record,
-            "examples": [example for level in self._levels for example in level.examples_json()],
-        }
-
-
-def scale_source(kv_format: KVFormat, calibrated: str | None) -> str:
-    """Where the scales of a format come from, for both sides: never empty."""
-
-    def of(spec: QuantSpec) -> str:
-        if spec.needs_calibration:
-            assert calibrated, "static formats are calibrated by the pilot"
-            return calibrated
-        return quantizer(spec).scale_source
-
-    keys, values = of(kv_format.keys), of(kv_format.values)
-    return keys if keys == values else f"keys {keys}, values {values}"
 
 
 def _utc(moment: datetime) -> str:

@@ -24,6 +24,7 @@ from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import LAYOUT_VERSION, KVFormat
 from kvassay.core.packed_layout import canonical_format, header_digest
 from kvassay.core.paging import PAGE_ORDER
+from kvassay.core.regular_file import open_regular
 from kvassay.core.saved_header import SCHEMA, SavedHeader
 from kvassay.errors import ContainerError, KvassayError, SavedCacheError
 from kvassay.formats.container import (
@@ -107,7 +108,7 @@ def opened(path: Path) -> Generator[OpenFile]:
     """A file to load from. Errors, also those of the block, are SavedCacheErrors that name the file."""
     with _naming(path):
         require_little_endian()
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file_nbytes = os.fstat(file.fileno()).st_size
             container = read_container(file, file_nbytes, METADATA_KEY, MAX_HEADER_NBYTES, "saved cache")
             header, kv_format, geometry = _header(container.metadata)

@@ -16,14 +16,20 @@ from kvassay.cli.contract import contract
 from kvassay.cli.doctor import doctor
 from kvassay.cli.ending import finished
 from kvassay.cli.experiment import experiment
+from kvassay.cli.export import export
 from kvassay.cli.find import find
 from kvassay.cli.formats import formats
 from kvassay.cli.judge import judge
 from kvassay.cli.judge_logs import judge_logs
 from kvassay.cli.lab import lab
+from kvassay.cli.merge import merge
 from kvassay.cli.plan import plan
+from kvassay.cli.query import query
 from kvassay.cli.report import report
+from kvassay.cli.run import run_matrix
 from kvassay.cli.scales import scales
+from kvassay.cli.sign import keygen, sign
+from kvassay.cli.status import status_command
 from kvassay.cli.verify import verify
 from kvassay.errors import UsageError
 
@@ -37,6 +43,10 @@ app = cyclopts.App(
 app.command(assess)
 app.command(find)
 app.command(plan)
+app.command(run_matrix, name="run")
+app.command(status_command, name="status")
+app.command(merge)
+app.command(query)
 app.command(contract)
 app.command(bytes_command, name="bytes")
 app.command(capacity_command, name="capacity")
@@ -44,10 +54,13 @@ app.command(formats)
 app.command(doctor)
 app.command(scales)
 app.command(verify)
+app.command(sign)
+app.command(keygen)
 app.command(judge_logs, name="judge-logs")
 app.command(compare)
 app.command(judge)
 app.command(report)
+app.command(export)
 app.command(experiment)
 app.command(lab)
 

@@ -1,38 +1,116 @@
-"""`kvassay plan`: what a contract asks of a model, with what chance of a verdict and at what cost, before any run."""
+"""`kvassay plan`: what a contract asks of a model, or a matrix of machines, before any run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from kvassay.cli.assess import dry_run_plan
+from kvassay.cli.output import nbytes_text, print_json, print_table, say
 from kvassay.cli.torch_extra import require_torch
-from kvassay.core.contract import load_contract
+from kvassay.cli.whole_numbers import whole_number
+from kvassay.core.contract import load_contract, read_contract_text
+from kvassay.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from kvassay.scale.cost import MatrixCost
 
 
 def plan(
     model: str,
     /,
     *,
-    contract: Path,
+    contract: Path | None = None,
     scales: Path | None = None,
+    devices: Annotated[int | None, whole_number(1, 1_000_000)] = None,
+    tflops: float | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Run the pilot, print sample sizes, chances and cost, and write nothing (as kvassay assess --dry-run).
+    """Print what a contract asks of a model (as kvassay assess --dry-run), or what a matrix costs; write nothing.
 
     Parameters
     ----------
     model
-        Built-in name (smollm2-135m, gemma3-270m), transformers folder, .gguf file, or hub id.
+        Built-in name (smollm2-135m, gemma3-270m), transformers folder, .gguf file, or hub id; or a matrix file.
     contract
-        TOML file with candidates, bounds and controls.
+        TOML file with candidates, bounds and controls; for a model.
     scales
         Checkpoint folder, or a .safetensors file in one, whose KV scales serve the formats that they fit.
+    devices
+        For a matrix: machines or accelerators that share the cells (default 1).
+    tflops
+        For a matrix: what one device reaches, in 10^12 operations a second; without it, this machine is measured.
     json
         Print one JSON document.
     """
+    if contract is None:
+        return _plan_of_matrix(model, scales, devices or 1, tflops, json)
+    if devices is not None or tflops is not None:
+        raise UsageError("--devices and --tflops are for a matrix; a contract is planned for this machine")
     loaded = load_contract(contract)
     require_torch("kvassay plan")
     return dry_run_plan(model, loaded, scales, json)
+
+
+def _plan_of_matrix(name: str, scales: Path | None, devices: int, tflops: float | None, json: bool) -> int:
+    from kvassay.scale.matrix import is_matrix, load_matrix
+
+    path = Path(name)
+    if not path.is_file() or not is_matrix(read_contract_text(path)):
+        raise UsageError(f"{name!r} is no matrix file, and to plan for a model kvassay plan needs --contract")
+    if scales is not None:
+        raise UsageError("--scales serve one model; a matrix calibrates each format on each model")
+    if tflops is not None and not tflops > 0:
+        raise UsageError(f"--tflops is {tflops}; expected a positive number")
+    loaded = load_matrix(path)
+    require_torch("kvassay plan")
+    from kvassay.scale.cost import matrix_cost
+    from kvassay.scale.planning import plan_matrix
+
+    planned = plan_matrix(loaded, say)
+    cost = matrix_cost(planned, devices, None if tflops is None else tflops * 1e12, say)
+    if json:
+        print_json(cost.to_json())
+    else:
+        _print_cost(cost)
+    return 0
+
+
+def _print_cost(cost: MatrixCost) -> None:
+    rows = [
+        [
+            printable(group.label),
+            group.cells,
+            f"{group.reference_tokens:,}",
+            f"{group.candidate_tokens:,}",
+            f"{group.flops:.3g}",
+            nbytes_text(group.stored_nbytes),
+            nbytes_text(group.rows_nbytes),
+            nbytes_text(group.memory_nbytes),
+        ]
+        for group in cost.groups
+    ]
+    header = [
+        "model, workload, seed",
+        "cells",
+        "reference tokens",
+        "candidate tokens",
+        "FLOPs",
+        "reference",
+        "rows",
+        "memory",
+    ]
+    print_table(header, rows, right=tuple(range(1, 8)))
+    total = cost.to_json()["total"]
+    saved = total["unshared_reference_tokens"] / max(1, total["reference_tokens"])
+    print(
+        f"{total['cells']} cells, {total['reference_tokens']:,} reference tokens "
+        f"({saved:.1f} times fewer than unshared) and {total['candidate_tokens']:,} candidate tokens, "
+        f"{total['flops']:.3g} FLOPs, {nbytes_text(total['stored_nbytes'] + total['rows_nbytes'])} stored"
+    )
+    print(
+        f"about {cost.hours:.3g} hours on {cost.devices} devices at {cost.flops_per_second:.3g} FLOP/s each "
+        f"({cost.rate_source}); quantizing, loading and reading come on top"
+    )

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvassay.cli.output import print_json
-from kvassay.errors import PackError, printable
+from kvassay.errors import MissingExtraError, PackError, printable
 
 
 def report(
@@ -33,7 +33,13 @@ def report(
     from kvassay.pack.reader import read_pack
     from kvassay.pack.whole_file import write_whole_file
     from kvassay.report import render_report
+    from kvassay.report.chart_svg import can_draw
 
+    if not can_draw():
+        raise MissingExtraError(
+            "report draws charts with vl-convert-python, not installed; install the extra: "
+            "pip install 'kvassay[report]'"
+        )
     if os.path.lexists(out):
         raise PackError(f"{str(out)!r} exists; give a path that does not exist yet")
     content = read_pack(pack)

@@ -16,3 +16,12 @@ def require_torch(command: str) -> None:
         raise MissingExtraError(
             f"{command} needs {', '.join(missing)}, not installed; install the extra: pip install 'kvassay[torch]'"
         )
+
+
+def require_extra(command: str, extra: str, *packages: str) -> None:
+    """Raise MissingExtraError where a package of an extra is not installed."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{command} needs {', '.join(missing)}, not installed; install the extra: pip install 'kvassay[{extra}]'"
+        )

@@ -29,7 +29,12 @@ from kvassay.errors import ContractError
 
 SCHEMA = "kvassay.contract/1"
 
-MAX_CONTRACT_NBYTES = 1 << 20
+MAX_CONTRACT_NBYTES = 1 << 17
+"""Real ones take some kilobytes; a megabyte of TOML tables takes seconds to parse."""
+
+_MAX_MESSAGE = 600
+_MAX_DOTS = 5000
+"""A key of n dotted parts takes the parser n² steps."""
 
 SEQUENTIAL_LEVELS = ("task", "bytes")
 """Clauses that a sequential contract may have: paired binary ones, and what is counted and not sampled."""
@@ -153,6 +158,8 @@ class Contract(Section):
 
 def parse_contract(text: str, origin: str = "contract") -> Contract:
     """Read a contract from TOML text; raises ContractError naming the field path."""
+    if text.count(".") > _MAX_DOTS:
+        raise ContractError(f"{origin}: {text.count('.'):,} dots; a contract has at most {_MAX_DOTS:,}")
     try:
         fields = tomllib.loads(text)
     except RecursionError as error:
@@ -174,7 +181,7 @@ def read_contract_text(path: Path) -> str:
     """The text of a contract file, byte for byte; a pipe will do, since it is read once."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_CONTRACT_NBYTES + 1)
+            data = file.read(MAX_CONTRACT_NBYTES + 1)  # of a pipe, too, whose size nobody knows
         text = data.decode()
     except FileNotFoundError as error:
         raise ContractError(f"contract {str(path)!r} does not exist") from error
@@ -187,6 +194,14 @@ def read_contract_text(path: Path) -> str:
     return text
 
 
+def _shown(value: object) -> str:
+    """A value in a message; TOML's hexadecimal integers may have more digits than Python writes in decimal."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a value of type {type(value).__name__} with too many digits"
+
+
 def _first_error(error: ValidationError) -> str:
     """One line: field path, what was found, what is expected, and how many further faults there are."""
     errors = error.errors(include_url=False)
@@ -196,7 +211,9 @@ def _first_error(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         message = "unknown key; remove it or correct its spelling"
     elif first["type"] not in ("missing", "value_error"):
-        found = repr(first["input"])
+        found = _shown(first["input"])
         message = f"{message}, found {found if len(found) <= 80 else found[:77] + '...'}"
     further = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"{path}: {message}{further}"
+    if len(message) > _MAX_MESSAGE:
+        message = message[: _MAX_MESSAGE - 1] + "…"
+    return f"{path[:_MAX_MESSAGE]}: {message}{further}"

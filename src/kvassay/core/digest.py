@@ -12,6 +12,8 @@ from typing import Any
 
 import rfc8785
 
+from kvassay.core.regular_file import open_regular
+
 _CHUNK_NBYTES = 1 << 20
 
 
@@ -32,7 +34,7 @@ def sha256_json(value: Any) -> str:
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file, read in pieces so that a large model does not fill memory."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while piece := file.read(_CHUNK_NBYTES):
             digest.update(piece)
     return digest.hexdigest()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from kvassay.core.geometry import CacheGeometry, geometry_from_config
+from kvassay.core.regular_file import open_regular
 from kvassay.errors import GeometryError
 
 Value = bool | int | float | str | list[Any] | None
@@ -41,7 +42,7 @@ class GgufHeader(NamedTuple):
 def read_gguf_header(path: Path) -> GgufHeader:
     """Read the key-value section; raises GeometryError for anything that is not a sound GGUF v2 or v3 header."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _HeaderReader(file, path).read()
     except OSError as error:
         raise GeometryError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error

@@ -12,7 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvassay.core.regular_file import read_regular
 from kvassay.errors import MissingExtraError, ModelError
+
+MAX_INDEX_NBYTES = 64 << 20
+"""An index names every tensor: 10 MB in the largest models."""
 
 _NAME = re.compile(r"(?P<repository>[\w.-]{1,96}/[\w.-]{1,96})(?:@(?P<revision>[\w./-]{1,128}))?", re.ASCII)
 _TIMEOUT_SECONDS = 10.0
@@ -69,8 +73,8 @@ def _is_complete(folder: Path) -> bool:
     if not index.is_file():
         return (folder / "model.safetensors").is_file()
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError):
+        shards = set(json.loads(read_regular(index, MAX_INDEX_NBYTES))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
         return False
     return all((folder / str(shard)).is_file() for shard in shards)
 

@@ -11,13 +11,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from kvassay.core.bounded_json import json_size_fault
 from kvassay.core.builtin_models import BUILTIN_MODELS, GgufParts, packaged_files
 from kvassay.core.geometry import CacheGeometry, geometry_from_config
 from kvassay.core.gguf_header import geometry_from_gguf
 from kvassay.core.hub import HubName, fetch_hub_config, parse_hub_name
+from kvassay.core.regular_file import read_regular
 from kvassay.errors import GeometryError, ModelError
 
 __all__ = ["BUILTIN_MODELS", "ModelSource", "SourceKind", "geometry_of", "read_config", "resolve_model"]
+
+
+MAX_CONFIG_NBYTES = 16 << 20
 
 
 class SourceKind(StrEnum):
@@ -109,9 +114,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a transformers folder; raises GeometryError if it is not a JSON object."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        data = read_regular(path, MAX_CONFIG_NBYTES)
+        if fault := json_size_fault(data):
+            raise GeometryError(f"{str(path)!r} holds {fault}; is it a config?")
+        config = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())[:200]
         raise GeometryError(f"{str(path)!r} cannot be read as JSON: {reason}") from error
     if not isinstance(config, dict):
         raise GeometryError(f"{str(path)!r} holds no JSON object; expected a transformers config")

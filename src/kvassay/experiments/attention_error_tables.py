@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from kvassay.errors import PackError
 from kvassay.experiments.attention_error_plan import QUANTIZER_TITLES, VARIANT_TITLES
+from kvassay.pack.parquet_pages import check_footer_size, check_pages
 
 Value = str | int | float | None
 Row = Mapping[str, Value]
@@ -40,8 +41,10 @@ def to_parquet(rows: Sequence[Row], columns: Mapping[str, str]) -> bytes:
 
 def from_parquet(data: bytes, columns: Mapping[str, str], origin: str) -> list[dict[str, Value]]:
     """Rows of a table with exactly these columns and types; raises PackError naming `origin` otherwise."""
+    source = io.BytesIO(data)
+    check_footer_size(source, origin)
     try:
-        file = pq.ParquetFile(io.BytesIO(data))
+        file = pq.ParquetFile(source)
         declared = file.metadata
         if declared.num_rows > MAX_ROWS:
             raise PackError(f"{origin}: declares {declared.num_rows} rows, at most {MAX_ROWS} are expected")
@@ -49,6 +52,7 @@ def from_parquet(data: bytes, columns: Mapping[str, str], origin: str) -> list[d
             for column in map(group.column, range(group.num_columns)):
                 if column.compression != "UNCOMPRESSED":
                     raise PackError(f"{origin}: compressed with {column.compression}; written without compression")
+        check_pages(source, declared, origin)
         found = {field.name: str(field.type) for field in file.schema_arrow}
         expected = {name: str(pa.type_for_alias(kind)) for name, kind in columns.items()}
         if found != expected:

@@ -17,8 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import kvassay
 from kvassay.assess.progress import Progress
+from kvassay.core.bounded_json import json_size_fault
 from kvassay.core.geometry import CacheGeometry
 from kvassay.core.kv_format import Side
+from kvassay.core.regular_file import read_regular
 from kvassay.engines.transformers.loading import ModelHashes
 from kvassay.errors import SearchError
 from kvassay.find.allocation import Choice
@@ -152,10 +154,14 @@ def write_sensitivities(path: Path, found: Sensitivities) -> None:
 
 def read_sensitivities(path: Path, pilot: SearchPilot, wanted: Wanted) -> Sensitivities:
     """Raises SearchError where the file is damaged, of another model or ladder, or of documents that will be judged."""
-    if path.stat().st_size > MOST_FILE_NBYTES:
-        raise SearchError(f"{path}: more than {MOST_FILE_NBYTES:,} bytes; is it a file of sensitivities?")
     try:
-        found = Sensitivities.model_validate_json(path.read_bytes())
+        data = read_regular(path, MOST_FILE_NBYTES)
+    except OSError as error:
+        raise SearchError(f"{path}: cannot be read as a file of sensitivities: {error.strerror}") from error
+    if fault := json_size_fault(data):
+        raise SearchError(f"{path}: {fault}; is it a file of sensitivities?")
+    try:
+        found = Sensitivities.model_validate_json(data)
     except (ValidationError, UnicodeDecodeError) as error:
         first = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
         raise SearchError(f"{path}: not a file of {SCHEMA}: {first}; remove it to measure anew") from None

@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kvassay.core.bounded_json import json_size_fault
+from kvassay.core.regular_file import open_regular, read_regular
 from kvassay.errors import CalibrationError
 
 INDEX = "model.safetensors.index.json"
@@ -22,7 +24,7 @@ MODELOPT_CONFIG = "hf_quant_config.json"
 SCALE_FILE = "kv_scales.safetensors"
 """Where scales are written: a file of their own, so that no weight is rewritten."""
 
-MAX_JSON_NBYTES = 1 << 27
+MAX_JSON_NBYTES = 1 << 26
 """An index names every tensor: 10 MB in the largest models. Beyond it, it is no config."""
 MAX_SCALE_ELEMENTS = 1 << 20
 """Of one scale or mean; real ones have at most a value for each channel of each KV head."""
@@ -93,15 +95,15 @@ def read_tensors(files: Mapping[str, Path], names: Iterable[str]) -> dict[str, T
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_JSON_NBYTES + 1)
-        if len(data) > MAX_JSON_NBYTES:
-            raise CalibrationError(f"{path.name} has more than {MAX_JSON_NBYTES} bytes; is it a config?")
+        data = read_regular(path, MAX_JSON_NBYTES)
+        if fault := json_size_fault(data):
+            raise CalibrationError(f"{path.name} has {fault}; is it a config?")
         content = json.loads(data.decode())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise CalibrationError(f"{path.name} cannot be read as JSON: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CalibrationError(f"{path.name} cannot be read as JSON: {reason}") from error
     if not isinstance(content, dict):
         raise CalibrationError(f"{path.name} holds a JSON {type(content).__name__}; expected an object")
     return content
@@ -135,6 +137,7 @@ def _weight_map(folder: Path) -> dict[str, Any]:
 
 def _opened(path: Path) -> Any:
     try:
+        open_regular(path).close()
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise CalibrationError(f"{path.name} cannot be read as safetensors: {error}") from error

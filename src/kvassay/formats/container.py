@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from kvassay.core.bounded_json import json_size_fault
 from kvassay.core.spec import DTYPE_NBYTES
 from kvassay.errors import ContainerError
 
@@ -33,6 +34,9 @@ CONTAINER_DTYPES = {
     "int32": "I32",
 }
 """safetensors' names of the dtypes that kvassay stores. `fn` and `fnuz` bytes mean different numbers."""
+
+_MAX_DIMENSIONS = 16
+"""Of an array in a file; ours have at most seven."""
 
 
 class StoredArray(NamedTuple):
@@ -171,6 +175,8 @@ def require_little_endian() -> None:
 
 def strict_json(data: bytes, what: str) -> Any:
     """A JSON value in which no key stands twice in one object; raises ContainerError."""
+    if fault := json_size_fault(data):
+        raise ContainerError(f"{what} holds {fault}")
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
@@ -184,8 +190,10 @@ def one_line(error: BaseException) -> str:
 
 def _entry(name: str, fields: Any) -> Entry:
     match fields:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if not rest and all(
-            type(number) is int and number >= 0 for number in (*shape, begin, end)
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if (
+            not rest
+            and all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+            and len(shape) <= _MAX_DIMENSIONS
         ):
             return Entry(dtype, tuple(shape), begin, end)
     raise ContainerError(f"array {name[:100]!r}: dtype, shape and data_offsets of whole numbers are expected")

@@ -31,6 +31,7 @@ from kvassay.core.packed_layout import (
     header_digest,
     packed_sides,
 )
+from kvassay.core.regular_file import open_regular
 from kvassay.errors import CalibrationError, ContainerError, KvassayError, PackedKVError
 from kvassay.formats.calibration import require_calibration
 from kvassay.formats.container import (
@@ -108,7 +109,7 @@ def read_packed(path: Path) -> PackedKV:
     """Read and check a whole file; raises PackedKVError that names the file and the fault."""
     try:
         require_little_endian()
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _read(file, os.fstat(file.fileno()).st_size)
     except (PackedKVError, ContainerError) as error:
         raise PackedKVError(f"{path}: {error}") from error

@@ -1,7 +1,7 @@
 """What one layer's call needs beyond what it leaves behind, measured: prefill, flush and decode.
 
 One layer of the given shape, filled with Gaussian numbers, then one call whose tensor memory is recorded to the byte
-(`memory_peak`). A call is the append, attention over the pages by the tiled path, and the commit. Memory that exists
+(`memory_peak`). A call is the append, attention over the pages, and the commit. Memory that exists
 before the call (its keys, values and query) is not counted, nor is what the cache keeps afterwards.
 """
 
@@ -15,6 +15,7 @@ import torch
 
 from kvassay.cache import QuantizedCache
 from kvassay.cache.attention import NAME, packed_attention
+from kvassay.cache.attention_path import AttentionChoice
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.transient_peak import Phase, call_tokens
@@ -38,6 +39,8 @@ class LayerCall(NamedTuple):
     """Of the prefill, which is one call; or held in each row after the step."""
     dtype: torch.dtype = torch.float32
     """Of keys, values and queries."""
+    attention: AttentionChoice = "tiled"
+    """Which path reads the pages: predictions are of the tiled one."""
 
 
 @torch.inference_mode()
@@ -105,9 +108,9 @@ def _call(cache: QuantizedCache, call: LayerCall, tokens: int, *, attends: bool)
 
 
 def empty_layer(call: LayerCall) -> QuantizedCache:
-    """A cache of this one layer, read by tiles, with calibrated scales where the format needs them."""
+    """A cache of this one layer, read as the call says, with calibrated scales where the format needs them."""
     geometry = CacheGeometry(model_type="synthetic", query_heads=call.query_heads, layers=(call.layer,))
     config = synthetic_config(geometry)
     config._attn_implementation = NAME
     calibration = {0: layer_calibration(call.kv_format, 0, call.layer)}
-    return QuantizedCache(config, call.kv_format, calibration=calibration, on_clip="count", attention="tiled")
+    return QuantizedCache(config, call.kv_format, calibration=calibration, on_clip="count", attention=call.attention)

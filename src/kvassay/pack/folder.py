@@ -159,8 +159,11 @@ class FolderWriter:
 
     def _manifest(self, facts: Mapping[str, object]) -> Manifest:
         found = list_files(self.partial)
-        if found.odd or found.has_manifest:
-            raise PackError(f"{found.odd[0] if found.odd else MANIFEST_NAME}: a result folder holds regular files only")
+        if found.odd or found.has_manifest or found.has_signatures:
+            raise PackError(
+                f"{found.odd[0] if found.odd else MANIFEST_NAME}: a result folder in the making holds regular files "
+                "only, and neither manifest nor signatures"
+            )
         files = {name: _file_entry(self.partial / check_file_name(name)) for name in found.names}
         value: dict[str, Any] = {
             "schema": self.schema,

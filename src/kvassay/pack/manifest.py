@@ -16,6 +16,10 @@ from kvassay.errors import PackError, printable
 from kvassay.pack.strict_json import parse_json, render_json
 
 MANIFEST_NAME = "manifest.json"
+SIGNATURES_NAME = "signatures.json"
+"""Signatures of the manifest (`pack.signing`): beside it, and so covered by none of its hashes."""
+OWN_NAMES = (MANIFEST_NAME, SIGNATURES_NAME)
+"""What a result folder holds besides the files that its manifest lists."""
 MAX_MANIFEST_NBYTES = 8 << 20
 MAX_FILES = 10_000
 MAX_FILE_NBYTES = 8 << 30
@@ -40,8 +44,11 @@ def check_file_name(name: str) -> str:
             f"{name[:MAX_NAME_LENGTH]!r} is no file name of a pack; expected a relative path of at most "
             f"{MAX_NAME_LENGTH} letters, digits and '_.+=-', without hidden or parent parts"
         )
-    if name.casefold() == MANIFEST_NAME:
-        raise PackError(f"{name!r} is the manifest's own name and cannot be listed in it")
+    if name.casefold() in OWN_NAMES:
+        whose = (
+            "the manifest's own name" if name.casefold() == MANIFEST_NAME else "the name of the manifest's signatures"
+        )
+        raise PackError(f"{name!r} is {whose} and cannot be listed in it")
     return name
 
 

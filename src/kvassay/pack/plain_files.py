@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from kvassay.errors import PackError
-from kvassay.pack.manifest import MANIFEST_NAME, MAX_FILES, check_file_name
+from kvassay.pack.manifest import MANIFEST_NAME, MAX_FILES, OWN_NAMES, SIGNATURES_NAME, check_file_name
 
 MAX_DEPTH = 8
 
 
 class FolderFiles(NamedTuple):
-    """Relative names, sorted. `names` are regular files but the manifest; `odd` are links, devices, pipes."""
+    """Relative names, sorted. `names` are regular files but the manifest and its signatures; `odd` are links, devices
+    and pipes."""
 
     names: tuple[str, ...]
     odd: tuple[str, ...]
     has_manifest: bool
+    has_signatures: bool
+    """Whether a regular file has the name of the signatures."""
 
 
 def list_files(folder: Path) -> FolderFiles:
@@ -50,10 +53,8 @@ def list_files(folder: Path) -> FolderFiles:
                         raise PackError(f"{str(folder)!r} holds more than {MAX_FILES} files; no result folder does")
         except OSError as error:
             raise PackError(f"folder {str(folder / prefix)!r} cannot be listed: {error.strerror}") from error
-    has_manifest = MANIFEST_NAME in names
-    if has_manifest:
-        names.remove(MANIFEST_NAME)
-    return FolderFiles(tuple(sorted(names)), tuple(sorted(odd)), has_manifest)
+    listed = sorted(name for name in names if name not in OWN_NAMES)
+    return FolderFiles(tuple(listed), tuple(sorted(odd)), MANIFEST_NAME in names, SIGNATURES_NAME in names)
 
 
 def open_plain(folder: Path, name: str) -> BinaryIO:
@@ -61,7 +62,7 @@ def open_plain(folder: Path, name: str) -> BinaryIO:
 
     Raises PackError when it is missing, is reached through a link, or is not a regular file.
     """
-    if name != MANIFEST_NAME:
+    if name not in OWN_NAMES:
         check_file_name(name)
     path = folder
     for part in name.split("/")[:-1]:
@@ -77,11 +78,10 @@ def open_plain(folder: Path, name: str) -> BinaryIO:
     except OSError as error:
         what = "a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
         raise PackError(f"{name}: {what}; a pack holds regular files only") from error
-    file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
+        os.close(descriptor)  # `fdopen` would refuse a folder by an error of its own
         raise PackError(f"{name}: not a regular file; a pack holds regular files only")
-    return file
+    return os.fdopen(descriptor, "rb")
 
 
 def read_plain(folder: Path, name: str, max_nbytes: int) -> bytes:
@@ -91,9 +91,10 @@ def read_plain(folder: Path, name: str, max_nbytes: int) -> bytes:
         if nbytes > max_nbytes:
             raise PackError(f"{name}: {nbytes} bytes, at most {max_nbytes} are expected")
         try:
-            data = file.read(max_nbytes + 1)
+            # Not `max_nbytes`: a buffer of that size would be made first, however small the file is.
+            data = file.read(nbytes + 1)
         except OSError as error:
             raise PackError(f"{name}: cannot be read: {error.strerror}") from error
-    if len(data) > max_nbytes:
-        raise PackError(f"{name}: grew beyond {max_nbytes} bytes while it was read")
+    if len(data) > nbytes:
+        raise PackError(f"{name}: grew beyond {nbytes} bytes while it was read")
     return data

@@ -151,12 +151,18 @@ def read_arms(path: Path) -> tuple[Arm, ...]:
 def read_ledgers(path: Path) -> dict[str, ArmLedgers]:
     ledgers: dict[str, ArmLedgers] = {}
     for arm, pair in read_object(path, layout.LEDGERS).items():
-        if not isinstance(pair, dict) or set(cast("dict[str, Any]", pair)) != {"computed", "allocated"}:
-            raise PackError(f"{layout.LEDGERS}: {arm}: expected an object with 'computed' and 'allocated'")
-        computed = _ledger(f"{arm}.computed", pair["computed"])
-        allocated = None if pair["allocated"] is None else _ledger(f"{arm}.allocated", pair["allocated"])
-        ledgers[arm] = ArmLedgers(computed, allocated)
+        ledgers[arm] = read_ledger_pair(arm, pair)
     return ledgers
+
+
+def read_ledger_pair(arm: str, pair: Any) -> ArmLedgers:
+    """Both ledgers of an arm, from the JSON of `ArmLedgers.to_json`; raises PackError naming the arm."""
+    if not isinstance(pair, dict) or set(cast("dict[str, Any]", pair)) != {"computed", "allocated"}:
+        raise PackError(f"{layout.LEDGERS}: {arm}: expected an object with 'computed' and 'allocated'")
+    both = cast("dict[str, Any]", pair)
+    computed = _ledger(f"{arm}.computed", both["computed"])
+    allocated = None if both["allocated"] is None else _ledger(f"{arm}.allocated", both["allocated"])
+    return ArmLedgers(computed, allocated)
 
 
 def _ledger(where: str, value: Any) -> ByteLedger:

@@ -10,10 +10,13 @@ import json
 import math
 from typing import Any, NoReturn
 
+from kvassay.core.bounded_json import MAX_JSON_VALUES, json_size_fault
 from kvassay.core.digest import canonical_json
 from kvassay.errors import PackError
 
 MAX_JSON_NBYTES = 64 << 20
+MAX_LOG_VALUES = 10_000_000
+"""Of a log; 14,000 samples with some hundred fields each have half of that."""
 
 
 def render_json(value: object) -> bytes:
@@ -38,6 +41,8 @@ def parse_json(data: bytes, origin: str, *, max_nbytes: int = MAX_JSON_NBYTES, a
     """
     if len(data) > max_nbytes:
         raise PackError(f"{origin}: {len(data)} bytes, at most {max_nbytes} are read as JSON")
+    if fault := json_size_fault(data, MAX_LOG_VALUES if any_integers else MAX_JSON_VALUES):
+        raise PackError(f"{origin}: {fault}")
     try:
         value = json.loads(
             data.decode("utf-8"),

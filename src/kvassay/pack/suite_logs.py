@@ -6,13 +6,12 @@ trial an item (another metric, several epochs, an item twice, a run that failed)
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from kvassay.core.digest import sha256_bytes
+from kvassay.core.regular_file import read_regular
 from kvassay.errors import PackError, printable
 
 MAX_LOG_NBYTES = 1 << 30
@@ -51,10 +50,16 @@ class Choice(NamedTuple):
 
 def read_suite_log(path: Path, choice: Choice) -> SuiteLog:
     """Read a log file, or the one log of the task in a folder of lm-eval; raises PackError for what is no evidence."""
+    try:
+        return _read(_one_log(path, choice.task) if path.is_dir() else path, choice)
+    except RecursionError as error:
+        raise PackError(f"{str(path)!r}: nested too deeply; no log of lm-eval or Inspect is") from error
+
+
+def _read(file: Path, choice: Choice) -> SuiteLog:
     from kvassay.pack.inspect_log import read_inspect_log
     from kvassay.pack.lm_eval_log import read_lm_eval_log
 
-    file = _one_log(path, choice.task) if path.is_dir() else path
     if file.suffix == ".jsonl":
         return read_lm_eval_log(file, read_log_bytes(file), choice)
     if file.suffix == ".json":
@@ -67,18 +72,10 @@ def read_suite_log(path: Path, choice: Choice) -> SuiteLog:
 
 def read_log_bytes(path: Path) -> bytes:
     """The bytes of a regular file within the cap; a pipe is refused without waiting for its writer."""
-    shown = repr(str(path))
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_regular(path, MAX_LOG_NBYTES)
     except OSError as error:
-        raise PackError(f"{shown} cannot be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise PackError(f"{shown} is no regular file; expected a log")
-        if status.st_size > MAX_LOG_NBYTES:
-            raise PackError(f"{shown} has {status.st_size:,} bytes; at most {MAX_LOG_NBYTES:,} are read")
-        return file.read(MAX_LOG_NBYTES + 1)
+        raise PackError(f"{str(path)!r} cannot be read as a log: {error.strerror}") from error
 
 
 def add_item(items: dict[str, LoggedItem], key: str, item: LoggedItem, origin: str) -> None:

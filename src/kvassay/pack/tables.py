@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from kvassay.core.records import GENERATION_COLUMNS, ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS
 from kvassay.errors import PackError
+from kvassay.pack.parquet_pages import check_footer_size, check_pages
 from kvassay.pack.plain_files import open_plain
 
 ArrowTable: TypeAlias = Any
@@ -41,6 +42,7 @@ MAX_TABLE_NBYTES = 2 << 30
 """Decoded size beyond which a table is refused: a few kilobytes of Parquet can claim to hold terabytes."""
 
 _MAX_FOOTER_TEXT_NBYTES = 1 << 20
+_MAX_FOOTER_LIST = 10_000
 
 _ARROW_TYPES = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
 _IDENTIFYING = frozenset(
@@ -83,6 +85,11 @@ def arrow_schema(table: str) -> pa.Schema:
     return pa.schema([pa.field(name, _ARROW_TYPES[kind], name not in _IDENTIFYING) for name, kind in columns.items()])
 
 
+def is_identifying(column: str) -> bool:
+    """True for a column that says which row it is, and so is never null."""
+    return column in _IDENTIFYING
+
+
 def rows_per_arm(table: ArrowTable) -> dict[str, int]:
     """Number of rows of each arm, arms in the order of their first row."""
     counts = pc.value_counts(table.column("arm")).to_pylist()
@@ -110,11 +117,14 @@ def read_table(folder: Path, table: str) -> ReadTable:
     schema = arrow_schema(table)
     texts = [field.name for field in schema if field.type == pa.string()]
     with open_plain(folder, name) as file:
+        check_footer_size(file, name)
         try:
-            _check_footer(name, schema, pq.ParquetFile(file, thrift_string_size_limit=_MAX_FOOTER_TEXT_NBYTES))
+            footer = _opened(file)
+            _check_footer(name, schema, footer)
+            check_pages(file, footer.metadata, name)
             # Texts stay dictionaries while they are read: expanded, one long text in every row would fill
             # memory.
-            parquet = pq.ParquetFile(file, read_dictionary=texts, thrift_string_size_limit=_MAX_FOOTER_TEXT_NBYTES)
+            parquet = _opened(file, texts)
             groups = [schema.empty_table()]
             nbytes = 0
             for index in range(parquet.num_row_groups):
@@ -136,6 +146,15 @@ def read_table(folder: Path, table: str) -> ReadTable:
     return ReadTable(rows, metadata.get(CONTRACT_KEY, b"").decode("ascii", "replace"))
 
 
+def _opened(file: BinaryIO, dictionaries: list[str] | None = None) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        file,
+        read_dictionary=dictionaries,
+        thrift_string_size_limit=_MAX_FOOTER_TEXT_NBYTES,
+        thrift_container_size_limit=_MAX_FOOTER_LIST,
+    )
+
+
 def _check_footer(name: str, schema: pa.Schema, parquet: pq.ParquetFile) -> None:
     """Refuse other columns and absurd sizes by what the footer says, before any page is decoded."""
     found = [(field.name, _value_type(field.type), field.nullable) for field in parquet.schema_arrow]
@@ -144,8 +163,10 @@ def _check_footer(name: str, schema: pa.Schema, parquet: pq.ParquetFile) -> None
             null = "" if expected.nullable else " not null"
             raise PackError(f"{name}: column {expected.name} ({expected.type}{null}) is missing or of another type")
     if len(found) != len(schema):
-        extra = next(column for column, _, _ in found if column not in schema.names)
-        raise PackError(f"{name}: unknown column {extra[:80]!r}; columns are {', '.join(schema.names)}")
+        names = [column for column, _, _ in found]
+        extra = next((column for column in names if column not in schema.names or names.count(column) > 1), "")
+        fault = f"column {extra!r} twice" if extra in schema.names else f"unknown column {extra[:80]!r}"
+        raise PackError(f"{name}: {fault}; columns are {', '.join(schema.names)}")
     footer = parquet.metadata
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     if any(group.num_rows > ROW_GROUP_ROWS for group in groups):

@@ -11,9 +11,10 @@ from kvassay.errors import PackError
 from kvassay.pack.signals import signals_held
 
 
-def write_whole_file(path: Path, data: bytes) -> None:
+def write_whole_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a fresh file by way of a hidden one beside it, so that a full disk or an interrupt leaves nothing.
 
+    `mode` is what the file may at most be opened for; the process's umask takes from it.
     Raises PackError where `path` exists in any form or cannot be written.
     """
     out = Path(os.path.abspath(path))
@@ -21,15 +22,26 @@ def write_whole_file(path: Path, data: bytes) -> None:
     partial = out.with_name(f".kvassay-{secrets.token_hex(8)}.partial")
     refuse_existing(path)
     try:
-        with partial.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_synced(partial, data, mode)
         _put_in_place(partial, out)
     except FileExistsError as error:
         raise _exists(shown) from error
     except OSError as error:
         raise PackError(f"{shown} cannot be written: {error.strerror}") from error
+    finally:
+        with signals_held(), suppress(OSError):
+            partial.unlink()
+
+
+def replace_whole_file(path: Path, data: bytes) -> None:
+    """Write a file in place of what is at `path`, a link itself and not what it names; raises PackError."""
+    out = Path(os.path.abspath(path))
+    partial = out.with_name(f".kvassay-{secrets.token_hex(8)}.partial")
+    try:
+        _write_synced(partial, data, 0o666)
+        os.replace(partial, out)
+    except OSError as error:
+        raise PackError(f"{str(path)!r} cannot be written: {error.strerror}") from error
     finally:
         with signals_held(), suppress(OSError):
             partial.unlink()
@@ -50,6 +62,13 @@ def refuse_existing(path: Path) -> None:
 
 def _exists(shown: str) -> PackError:
     return PackError(f"{shown} exists; give a path that does not exist yet")
+
+
+def _write_synced(path: Path, data: bytes, mode: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _put_in_place(partial: Path, out: Path) -> None:

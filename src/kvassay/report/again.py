@@ -18,6 +18,7 @@ from kvassay.pack.layout import is_pack_file
 from kvassay.pack.plain_files import list_files, read_plain
 from kvassay.pack.reader import PackContent, read_pack
 from kvassay.pack.strict_json import MAX_JSON_NBYTES, parse_json
+from kvassay.report.chart_svg import moving_parts
 from kvassay.report.charts import chart_specs
 from kvassay.report.html import render_report
 
@@ -64,8 +65,13 @@ def _report_checks(path: Path, pack: PackContent) -> Iterator[Check]:
 def _report_check(found: bytes, again: bytes) -> Check:
     if found == again:
         return Check("report", True, f"{layout.REPORT} renders again from the pack, byte for byte")
-    drawings = len(_DRAWING.findall(again))
-    if len(_DRAWING.findall(found)) == drawings and _DRAWING.sub(b"", found) == _DRAWING.sub(b"", again):
+    drawings, theirs = len(_DRAWING.findall(again)), _DRAWING.findall(found)
+    # What cannot be compared must at least be a drawing: nothing in it may run or load anything.
+    if faults := [fault for svg in theirs for fault in moving_parts(svg.decode("utf-8", "replace"))]:
+        return Check(
+            "report", False, f"{layout.REPORT} holds a drawing with {faults[0]!r}, which no drawing of ours has"
+        )
+    if len(theirs) == drawings and _DRAWING.sub(b"", found) == _DRAWING.sub(b"", again):
         sentence = f"renders again from the pack, but for its {drawings} drawings, which this machine draws otherwise"
         return Check("report", True, f"{layout.REPORT} {sentence}")
     return Check(

@@ -11,12 +11,14 @@ from kvassay.assess.arms import PlannedArm
 from kvassay.assess.document_rows import Calibrations
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.decode_view import EncodeCounts
+from kvassay.engines.transformers.generating import CacheFormat, Generation, GenerationPlan, Generator
 from kvassay.errors import ContractError
 
 Columns = Mapping[str, Any]
 """Rows of one table, a sequence a column."""
 Sink = Callable[[str, Columns], None]
 """Takes rows of the named table."""
+ReferenceGeneration = Callable[[Generator, GenerationPlan, CacheFormat], Generation]
 PilotRows = Mapping[str, Sequence[Columns]]
 """What the pilot's units gave, by table."""
 
@@ -44,6 +46,8 @@ class Subject(NamedTuple):
     calibrations: Calibrations
     reference_kv: str
     tally: Tally
+    generate_reference: ReferenceGeneration = Generator.run
+    """What generates over the reference cache; a matrix, which generates once for all its formats, reads it."""
 
 
 class Cost(NamedTuple):
@@ -67,6 +71,8 @@ class Level(ABC):
     """`measure_all` runs several in one pass, so none has a time of its own."""
     units: Sequence[Any]
     pilot_units: Sequence[Any]
+    batch: int = 1
+    """Units that run together, and so are never split between two processes."""
 
     @property
     def parts(self) -> Sequence[Sequence[Any]]:

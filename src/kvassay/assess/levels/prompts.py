@@ -61,6 +61,7 @@ class PromptLevel(Level):
         for calibration. Raises WorkloadError where there are too few."""
         self._contract = contract
         self._section = contract.free_running
+        self.batch = self._section.batch_prompts
         self._corpus = load_corpus(self._section.corpus or contract.text.corpus)
         self._end_ids: frozenset[int] = frozenset()
         draw = partial(
@@ -84,9 +85,8 @@ class PromptLevel(Level):
     def measure_all(
         self, subject: Subject, units: Sequence[Any], sink: Sink, done: Callable[[], None], *, pilot: bool = False
     ) -> None:
-        size = self._section.batch_prompts
-        for begin in range(0, len(units), size):
-            some = units[begin : begin + size]
+        for begin in range(0, len(units), self.batch):
+            some = units[begin : begin + self.batch]
             self._measure_batch(subject, some, sink, done)
 
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ class PromptLevel(Level):
             sampling=self._sampling(),
             prefill_reads=self._contract.inference.prefill_reads,
         )
-        reference = generator.run(plan, CacheFormat(parse_format(subject.reference_kv)))
+        reference = subject.generate_reference(generator, plan, CacheFormat(parse_format(subject.reference_kv)))
         arms = len(subject.arms)
         for index, arm in enumerate(subject.arms):
             transforms = subject.scorer.key_transforms(arm.kv_format)

@@ -62,7 +62,7 @@ KINDS: dict[str, Kind] = {
     "rare-copy": Kind(rare_copy, {**_TOKENS, **_DEPTHS, "rarities": ("common", "rare")}, scored_line),
     "json": Kind(json_record, {**_TOKENS, **_DEPTHS}, scored_json),
     "tool-call": Kind(tool_call, {**_TOKENS, **_DEPTHS}, scored_tool_call),
-    "arithmetic": Kind(arithmetic, {**_TOKENS, **_DEPTHS, "steps": (2,)}, scored_line),
+    "arithmetic": Kind(arithmetic, {**_TOKENS, **_DEPTHS, "steps": (1,)}, scored_line),
 }
 
 

@@ -208,6 +208,14 @@ class DecodeScorer:
         hidden = self._decoder(token_ids[None], cache=cache, use_cache=True).last_hidden_state[0]
         return ReferencePass(hidden, cache.keys, cache.values)
 
+    def reference_hidden(
+        self, token_ids: Int[Tensor, " tokens"], prompt_tokens: int, reference: ReferencePass, reference_kv: str
+    ) -> Float[Tensor, "scored_tokens hidden"]:
+        """Hidden states of the scored positions over the contract's reference cache (`f32`, `f16` or `bf16`)."""
+        if reference_kv == "f32":
+            return reference.hidden[prompt_tokens:]
+        return self.candidate(token_ids, prompt_tokens, reference, parse_format(reference_kv)).hidden
+
     @torch.inference_mode()
     def candidate(
         self,

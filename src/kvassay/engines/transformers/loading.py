@@ -37,7 +37,7 @@ from kvassay.engines.transformers.loading_quiet import quiet_transformers
 from kvassay.engines.transformers.quantized_weights import QuantizedWeights, quantize_weights, require_weights
 from kvassay.errors import ModelError
 
-__all__ = ["LoadedModel", "ModelHashes", "ModelSource", "load_model", "resolve_model"]
+__all__ = ["LoadedModel", "ModelHashes", "ModelSource", "identify_model", "load_model", "resolve_model"]
 
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 """Config fields that change without the model changing."""
@@ -54,6 +54,15 @@ class ModelHashes(NamedTuple):
     """Of the fast tokenizer's canonical JSON (vocabulary, merges, normalizer, special tokens)."""
     config: str
     """Of the canonical JSON of config.json without paths, library version and storage type."""
+
+
+class IdentifiedModel(NamedTuple):
+    """What names a model, without its weights in memory."""
+
+    source: ModelSource
+    hashes: ModelHashes
+    revision: str | None
+    tokenizer: Any
 
 
 class LoadedModel(NamedTuple):
@@ -104,7 +113,7 @@ def load_model(
     if weights != "stored":
         say(f"quantizing the weights of {source.name} to {weights}")
         quantized = quantize_weights(model, weights, source.name)
-    hashed_files = [source.path] if source.kind is SourceKind.GGUF and source.path else loaded_files
+    hashed_files = _hashed_files(source, loaded_files)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -116,6 +125,19 @@ def load_model(
         parameters=parameters,
         quantized_weights=quantized,
     )
+
+
+def identify_model(source: ModelSource | str, *, announce: Callable[[str], None] | None = None) -> IdentifiedModel:
+    """Hash what a model is made of as `load_model` does, and read its tokenizer; raises ModelError as that does."""
+    if isinstance(source, str):
+        source = resolve_model(source)
+    say = announce or _say_nothing
+    source = _whole_file(source, say)
+    folder = model_folder(source, say)
+    checked_config(folder, source.name)
+    tokenizer = _load_tokenizer(folder, source.name)
+    hashes = _hashes(folder, _hashed_files(source, _weight_files(folder, source.name)), tokenizer)
+    return IdentifiedModel(source, hashes, folder.name if source.kind is SourceKind.HUB else None, tokenizer)
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
@@ -155,6 +177,11 @@ def _weight_files(folder: Path, name: str) -> list[Path]:
         f"{name}: {str(folder)!r} has {found}; expected model.safetensors "
         "(pickled weights can run code and are not read)"
     )
+
+
+def _hashed_files(source: ModelSource, weight_files: list[Path]) -> list[Path]:
+    """The files that name the weights: a GGUF file itself, and not its conversion."""
+    return [source.path] if source.kind is SourceKind.GGUF and source.path else weight_files
 
 
 def _load_tokenizer(folder: Path, name: str) -> Any:

@@ -1,0 +1,109 @@
+"""The store: whole files, whole folders, and the first of two that finish."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+import pytest
+
+from kvassay.errors import StoreError
+from kvassay.scale.store import MANIFEST, Store
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request, tmp_path) -> Store:
+    return Store(str(tmp_path / "store") if request.param == "local" else f"memory://{tmp_path}/store")
+
+
+def commit(store: Store, results: dict[str, bytes], others: dict[str, bytes] | None = None, name: str = "x") -> bool:
+    return store.commit(f"cells/{name}", "kvassay.cell/1", name, results, others or {}, {"seconds": 1.0})
+
+
+def test_a_folder_is_done_when_its_manifest_is_there(store) -> None:
+    assert store.folder("cells/x", "x") is None
+    store.put("cells/x/record-0123.json", b"{}")
+    assert store.folder("cells/x", "x") is None
+    assert commit(store, {"record.json": b"{}", "tokens.parquet": b"rows"})
+    found = store.folder("cells/x", "x")
+    assert found is not None
+    assert store.file("cells/x", found, "tokens.parquet") == b"rows"
+
+
+def test_of_two_that_finish_the_first_stays_and_neither_breaks(store) -> None:
+    assert commit(store, {"record.json": b"{}"}, {"run.json": b"first"})
+    assert not commit(store, {"record.json": b"{}"}, {"run.json": b"second"})
+    found = store.folder("cells/x", "x")
+    assert found is not None
+    assert store.file("cells/x", found, "run.json") == b"first"
+
+
+def test_the_result_digest_is_of_what_every_run_gives(store) -> None:
+    commit(store, {"record.json": b"{}"}, {"run.json": b"a"}, "x")
+    commit(store, {"record.json": b"{}"}, {"run.json": b"b"}, "y")
+    commit(store, {"record.json": b"[]"}, {"run.json": b"a"}, "z")
+    x, y, z = (store.folder(f"cells/{name}", name) for name in "xyz")
+    assert x is not None
+    assert y is not None
+    assert z is not None
+    assert x.result_sha256 == y.result_sha256 != z.result_sha256
+
+
+def test_a_damaged_file_is_named_and_a_damaged_manifest_is_no_manifest(store) -> None:
+    commit(store, {"record.json": b"{}"})
+    found = store.folder("cells/x", "x")
+    assert found is not None
+    store.put(f"cells/x/{found.files['record.json'].name}", b"{ }")
+    with pytest.raises(StoreError, match="is not what was written"):
+        store.file("cells/x", found, "record.json")
+    store.remove(f"cells/x/{found.files['record.json'].name}")
+    with pytest.raises(StoreError, match="is missing"):
+        store.file("cells/x", found, "record.json")
+    store.put(f"cells/x/{MANIFEST}", b'{"id": "x"')
+    assert store.folder("cells/x", "x") is None
+    assert not store.exists(f"cells/x/{MANIFEST}")
+
+
+def test_put_new_writes_once(store) -> None:
+    assert store.put_new("plans/a.json", b"1")
+    assert not store.put_new("plans/a.json", b"2")
+    assert store.read("plans/a.json") == b"1"
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Store("nonsense://bucket/store")
+
+
+def test_what_a_killed_process_was_writing_is_swept_and_nothing_else(tmp_path) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.put("cells/x/record-1.json", b"{}")
+    child = os.fork()
+    if child == 0:
+        store._write_partial(store.address("cells/x/run-1.json"), b"{")
+        os._exit(0)
+    os.waitpid(child, 0)
+    mine = store._write_partial(store.address("cells/x/log-1.txt"), b"")
+    elsewhere = tmp_path / "store" / "cells" / "x" / ".log-2.txt.partial-0123456789ab-1-5.abc"
+    elsewhere.write_bytes(b"")
+    assert store.sweep() == 1
+    left = {path.name for path in (tmp_path / "store" / "cells" / "x").iterdir()}
+    assert left == {"record-1.json", os.path.basename(mine), elsewhere.name}
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path) -> None:
+    """A process may write no file above 4 KiB, which fails as a full disk does, in the middle of a write."""
+    store = Store(str(tmp_path / "store"))
+    store.put("units/small", b"x")
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            store.put("units/large", b"x" * 100_000)
+        except StoreError as error:
+            os._exit(0 if "free some room and run again" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert sorted(os.listdir(tmp_path / "store" / "units")) == ["small"]
