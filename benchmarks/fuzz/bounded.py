@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -77,6 +78,7 @@ def _in_child(call: Callable[[], Any], write_end: int, memory_nbytes: int, cpu_s
     opened: list[str] = []
     try:
         _bound(memory_nbytes, cpu_seconds)
+        _give_back_free_memory()
         before = _status_nbytes("VmRSS")
         sys.addaudithook(lambda event, args: _note(opened, event, args))
         answer = _answer(call)
@@ -127,6 +129,12 @@ def _bound(memory_nbytes: int, cpu_seconds: int) -> None:
     spent = int(used.ru_utime + used.ru_stime)
     resource.setrlimit(resource.RLIMIT_CPU, (spent + cpu_seconds + 1, spent + cpu_seconds + 2))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _give_back_free_memory() -> None:
+    """What the parent freed and kept would serve the call, whose growth then would not show."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _note(opened: list[str], event: str, args: tuple[Any, ...]) -> None:

@@ -177,7 +177,7 @@ def test_a_long_value_is_shortened_in_the_message() -> None:
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no device without an end")
 def test_an_endless_file_is_refused() -> None:
-    with pytest.raises(ContractError, match="more than 1048576 bytes"):
+    with pytest.raises(ContractError, match="more than 131072 bytes"):
         load_contract(Path("/dev/zero"))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
+import traceback
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +60,9 @@ def _worker(store: Store, digest: str, plan: MatrixPlan, parts: int, bench: Benc
         items = items_of(plan, parts)
         PullExecutor(bench).run(Job(store, digest, items, parts, 0.5), lambda _item, _state: None)
         code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
     finally:
         os._exit(code)
 

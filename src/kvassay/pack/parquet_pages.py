@@ -78,7 +78,8 @@ def check_pages(file: BinaryIO, footer: Any, name: str) -> None:
 def _pages(file: BinaryIO, file_nbytes: int, chunk: Any, name: str) -> Iterator[PageSizes]:
     """The pages of a column chunk, found as a reader finds them: each begins where the one before ends."""
     place = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < place:
+    # Without a value there may be a dictionary and no data page, whose place then is 0.
+    if chunk.has_dictionary_page and (0 < chunk.dictionary_page_offset < place or not place):
         place = chunk.dictionary_page_offset
     end = place + chunk.total_compressed_size
     if place < 4 or end > file_nbytes or chunk.total_compressed_size < 0:
