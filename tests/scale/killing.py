@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kvassay.scale.bench import Bench
 from kvassay.scale.cell import MatrixPlan, items_of
+from kvassay.scale.claims import sweep_claims
 from kvassay.scale.executors.base import Job
 from kvassay.scale.executors.pull import PullExecutor
 from kvassay.scale.plans import write_plan
@@ -48,6 +49,7 @@ def run_under_fire(
         for child in children:
             _wait(child)
     store.sweep()
+    sweep_claims(store)
     return Killed(killed, read_status(store, plan.groups).results_sha256, tries)
 
 

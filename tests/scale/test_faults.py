@@ -45,8 +45,8 @@ def finished_files(root: Path) -> set[str]:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_killed_at_random_the_result_is_the_same(plan, tmp_path, parts) -> None:
     quiet = run_quietly(plan, tmp_path / "quiet")
-    fired = run_under_fire(plan, tmp_path / "fired", kills=12, seed=parts, parts=parts, longest_seconds=0.6)
-    assert fired.kills >= 6
+    fired = run_under_fire(plan, tmp_path / "fired", kills=12, seed=parts, parts=parts, longest_seconds=0.3)
+    assert fired.kills >= 3, "a quick machine ends its work before it is killed"
     assert fired.results_sha256 == read_status(quiet, plan.groups).results_sha256
     assert finished_files(tmp_path / "fired") == finished_files(tmp_path / "quiet")
     assert not [path for path in (tmp_path / "fired").rglob(".*") if path.is_file()]

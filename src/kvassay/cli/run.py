@@ -88,6 +88,7 @@ def run_matrix(
     require_torch("kvassay run")
     require_extra("kvassay run", "scale", "fsspec")
     from kvassay.scale.cell import items_of
+    from kvassay.scale.claims import sweep_claims
     from kvassay.scale.executors.base import Job
     from kvassay.scale.failures import forget_failures
     from kvassay.scale.planning import plan_matrix
@@ -99,6 +100,7 @@ def run_matrix(
         plan = plan_matrix(loaded, progress.note)
         store = Store(out)
         store.sweep()
+        sweep_claims(store)
         digest = write_plan(store, plan)
         items = _share(items_of(plan, parts), shard)
         for item in items:

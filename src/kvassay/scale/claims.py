@@ -108,6 +108,13 @@ def release_dead(store: Store, item: str) -> None:
         store.remove(_file(item))
 
 
+def sweep_claims(store: Store) -> None:
+    """Remove all claims of processes of this machine that have ended: of those that were killed just after their item
+    was finished nobody asks for the claim again."""
+    for name in store.names("claims"):
+        release_dead(store, name.removesuffix(".json"))
+
+
 def read_claim(store: Store, item: str) -> Claim | None:
     data = store.read(_file(item))
     try:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvassay.errors import StoreError
 from kvassay.pack.row_writer import RowWriter
 from kvassay.pack.strict_json import render_json
 from kvassay.pack.tables import TABLE_COLUMNS
 from kvassay.scale.cell import Item
-from kvassay.scale.cell_files import folder_of, read_json, read_record, read_rows, whole_folder
+from kvassay.scale.cell_files import folder_of, read_json, read_record, read_rows, whole_folder, whole_is_done
 from kvassay.scale.measure import CellResult, ReferenceResult
 from kvassay.scale.store import Store, StoredFolder
 
@@ -41,6 +42,16 @@ def write_reference(store: Store, item: Item, result: ReferenceResult) -> bool:
 
 def assemble(store: Store, item: Item) -> bool:
     """Make the whole from its parts, once all are there; whether it was made here."""
+    try:
+        return _assemble(store, item)
+    except StoreError:
+        # Another worker may have made it in the meantime and removed the parts that were being read.
+        if whole_is_done(store, item):
+            return False
+        raise
+
+
+def _assemble(store: Store, item: Item) -> bool:
     parts = [item._replace(part=part) for part in range(item.parts)]
     found = [(folder_of(part), store.folder(folder_of(part), part.id)) for part in parts]
     folders = [(folder, manifest) for folder, manifest in found if manifest is not None]
