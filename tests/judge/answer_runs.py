@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ from kvassay.core.slices import ALL, slice_cell
 from kvassay.core.tasks.kinds import TaskDraw
 from kvassay.judge import judge
 from tests.judge import runs
-from tests.judge.runs import CANARY, REFERENCE, ArmRun, item, table
+from tests.judge.runs import CANARY, REFERENCE, ArmRun, table
 
-NAME, ITEMS, END, QUESTION_TOKENS = "int8-token-head", 90, 0, 12
+NAME, ITEMS, END, QUESTION_TOKENS = "int8-token-head", 60, 0, 12
 
 Rows = dict[str, list[Any]]
 Writes = Callable[[int, TaskDraw], str]
 """From an item's place and what it asks to what is written."""
+item = cache(runs.item)
+"""Every arm asks it again."""
 Arms = dict[str, tuple[ArmRun, Rows]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from kvassay.core.clauses.tasks import TaskBound
@@ -11,6 +12,7 @@ from kvassay.core.records import ANSWER_COLUMNS
 from kvassay.core.slices import ALL, slice_labels
 from kvassay.core.tasks.answers import AnswerForm, GeneratedScore
 from kvassay.core.tasks.kinds import KINDS, task_draw
+from kvassay.core.tasks.settings import TaskSettings
 from kvassay.judge.generation_rows import GenerationRow, OutputRows, output_order
 from kvassay.judge.rows import ArrowTable
 
@@ -67,13 +69,19 @@ def scored(contract: Contract, task: str, bound: TaskBound, rows: Sequence[Answe
     form = KINDS[bound.kind].form
     for row in rows:
         index = int(row.context.rpartition("/")[2])
-        expected = task_draw(task, bound.settings, contract.inference.seed, index).expected
+        expected = _expected(task, bound.settings, contract.inference.seed, index)
         yield ScoredAnswer(
             reference=form.scored(expected, row.reference_text),
             candidate=form.scored(expected, row.candidate_text),
             same=form.same(expected, row.reference_text, row.candidate_text),
             right_line_shares=_line_shares(form, expected, row),
         )
+
+
+@lru_cache(maxsize=1 << 14)
+def _expected(task: str, settings: TaskSettings, seed: int, index: int) -> str:
+    """Every arm, slice and clause asks for it again."""
+    return task_draw(task, settings, seed, index).expected
 
 
 def in_slice(rows: Sequence[AnswerRow], label: str) -> tuple[AnswerRow, ...]:

@@ -51,11 +51,21 @@ def begins_with(expected: str, answer: str) -> GeneratedScore:
 
 
 def scored_sentence(expected: str, answer: str) -> GeneratedScore:
-    """Right if the first sentence is the answer: of a chain, more or fewer steps are another answer.
-
-    A full stop ends it, as it ends the sentences of the context from which it is given again.
-    """
+    """Right if the first sentence is the answer; a full stop ends it, as in the text from which it is given again."""
     return GeneratedScore(None, _sentence(answer) == expected)
+
+
+def scored_line(expected: str, answer: str) -> GeneratedScore:
+    """Right if the first line is the answer, but for a full stop at its end: for answers of several sentences."""
+    return GeneratedScore(None, _line(answer) == expected)
+
+
+def _line(answer: str) -> str:
+    return answer.lstrip().partition("\n")[0].rstrip().removesuffix(".")
+
+
+def _line_ended(expected: str, answer: str) -> bool:
+    return "\n" in answer.lstrip()
 
 
 def _sentence(answer: str) -> str:
@@ -157,6 +167,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant
 
 PREFIX = AnswerForm(begins_with, _sentence_ended, lambda expected, answer: _sentence(answer))
 SENTENCE = AnswerForm(scored_sentence, _sentence_ended, lambda expected, answer: _sentence(answer))
+LINE = AnswerForm(scored_line, _line_ended, lambda expected, answer: _line(answer))
 JSON_OBJECT = AnswerForm(scored_json, _json_ended, _json_said)
 TOOL_CALL = AnswerForm(scored_tool_call, _json_ended, _json_said)
 LINES = AnswerForm(

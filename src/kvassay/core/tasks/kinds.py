@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from kvassay.core.tasks.answers import (
     JSON_OBJECT,
+    LINE,
     LINES,
     PREFIX,
     SENTENCE,
@@ -68,12 +69,12 @@ KINDS: dict[str, Kind] = {
     "needle": Kind(needle, {**_TOKENS, **_DEPTHS}, PREFIX),
     "multi-key": Kind(multi_key, {**_TOKENS, **_DEPTHS, "keys": 4}, PREFIX),
     "multi-value": Kind(multi_value, {**_TOKENS, "values": 2}, PREFIX),
-    "variable-tracking": Kind(variable_tracking, {**_TOKENS, "hops": (1,)}, SENTENCE),
+    "variable-tracking": Kind(variable_tracking, {**_TOKENS, "hops": (1,)}, LINE),
     "common-words": Kind(common_words, _TOKENS, PREFIX),
     "rare-copy": Kind(rare_copy, {**_TOKENS, **_DEPTHS, "rarities": ("common", "rare")}, SENTENCE),
     "json": Kind(json_record, {**_TOKENS, **_DEPTHS}, JSON_OBJECT),
     "tool-call": Kind(tool_call, {**_TOKENS, **_DEPTHS}, TOOL_CALL),
-    "arithmetic": Kind(arithmetic, {**_TOKENS, **_DEPTHS, "steps": (2,)}, SENTENCE),
+    "arithmetic": Kind(arithmetic, {**_TOKENS, **_DEPTHS, "steps": (2,)}, LINE),
     "counting": Kind(counting, {"lines": (16,)}, LINES, written_only=True),
     "table-copy": Kind(table_copy, {"lines": (16,)}, LINES, written_only=True),
 }
