@@ -93,7 +93,7 @@ def judged(of: Contract, found: Arms) -> Verdicts:
         of,
         [run.record() for run, _ in found.values()],
         {run.name: run.ledger() for run, _ in found.values()},
-        table([], TOKEN_COLUMNS),
+        table((run.tokens for run, _ in found.values()), TOKEN_COLUMNS),
         table([], ITEM_COLUMNS),
         answers=table([columns for _, columns in found.values()], ANSWER_COLUMNS),
     )

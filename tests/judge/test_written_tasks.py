@@ -1,4 +1,4 @@
-"""Written answers: right apart from parsed, and which rows count (R47 to R49, R51 to R54)."""
+"""Written answers: right apart from parsed, and which rows count (R44 to R54)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvassay.errors import PackError
 
 from .answer_runs import ITEMS, NAME, Rows, arms, contract, failing, ids_of, item, judged, right, rows
 from .generation_runs import ids_text
-from .runs import clause_of, control_of, verdict_of
+from .runs import clause_of, control_of, verdict_of, with_tokens
 
 PARSE = "parse_margin = 0.1\n"
 UNREAD = '{"number": 1,\n\n'
@@ -40,7 +40,7 @@ def test_r44_a_written_task_of_any_kind_is_met_by_a_format_that_loses_nothing(ki
 
 
 @pytest.mark.parametrize("kind", ["json", "tool-call"])
-def test_r47_an_answer_that_parses_and_is_wrong_costs_accuracy_and_no_parse_rate(kind) -> None:
+def test_b06_an_answer_that_parses_and_is_wrong_costs_accuracy_and_no_parse_rate(kind) -> None:
     of = contract(kind, PARSE)
     wrong = WRONG if kind == "json" else '{"name": "open_door", "arguments": {}}'
     found = judged(of, arms(of, failing(0.6, wrong)))
@@ -54,6 +54,28 @@ def test_r47_an_answer_that_parses_and_is_wrong_costs_accuracy_and_no_parse_rate
     assert parse.outcome is Outcome.BREACHED
     assert "parse rate (written) changed by -60.00 points" in parse.reason
     assert parse.details["candidate_parse_rate"] == pytest.approx(0.4)
+
+
+def test_b06_calls_that_stop_parsing_breach_a_contract_whose_perplexity_is_met() -> None:
+    of = contract("tool-call", "parse_margin = 0.05\n[fidelity.nll_delta]\nmax = 0.01\n")
+    found = arms(of, failing(0.25, '<call>{"name": '))
+    for name, mean_kl in (("candidate", 1e-4), ("canary", 1.0), ("again", 0.0)):
+        with_tokens(found[name][0], mean_kl)
+    verdicts = judged(of, found)
+    assert clause_of(verdicts, NAME, "fidelity.nll_delta").outcome is Outcome.MET
+    parse = clause_of(verdicts, NAME, "task.probe.parse")
+    assert parse.outcome is Outcome.BREACHED
+    assert (parse.details["reference_parse_rate"], parse.details["candidate_parse_rate"]) == (1, 0.75)
+    assert verdicts.exit_code == 1
+
+
+def test_b05_answers_without_a_character_are_counted_apart_from_wrong_ones() -> None:
+    of = contract("recall")
+    empty = clause_of(judged(of, arms(of, failing(0.5, "\n"))), NAME, "task.probe")
+    wrong = clause_of(judged(of, arms(of, failing(0.5, "?\n"))), NAME, "task.probe")
+    assert empty.details["candidate_accuracy"] == wrong.details["candidate_accuracy"] == 0.5
+    assert (empty.details["reference_empty"], empty.details["candidate_empty"]) == (0, 0.5)
+    assert wrong.details["candidate_empty"] == 0
 
 
 def test_a_parse_rate_that_the_contract_does_not_bound_is_shown_and_decides_nothing() -> None:
@@ -210,7 +232,7 @@ def test_r57_fewer_items_than_planned_decide_nothing() -> None:
     assert "plans 60 contexts and 59 were scored" in clause.reason
 
 
-def test_b01_answers_whose_queries_read_no_codes_show_nothing() -> None:
+def test_answers_whose_queries_read_no_codes_show_nothing() -> None:
     of = contract()
     found = arms(of)
     for columns in ("reading_queries", "stored_reads"):

@@ -46,6 +46,8 @@ class ScoredAnswer(NamedTuple):
     candidate: GeneratedScore
     same: bool
     """Equal as answers, right or wrong."""
+    empty: tuple[bool, bool]
+    """Whether reference and candidate wrote nothing but white space."""
     right_line_shares: tuple[float, float] | None
     """Of reference and candidate, where answers are judged line by line."""
 
@@ -74,6 +76,7 @@ def scored(contract: Contract, task: str, bound: TaskBound, rows: Sequence[Answe
             reference=form.scored(expected, row.reference_text),
             candidate=form.scored(expected, row.candidate_text),
             same=form.same(expected, row.reference_text, row.candidate_text),
+            empty=(not row.reference_text.strip(), not row.candidate_text.strip()),
             right_line_shares=_line_shares(form, expected, row),
         )
 

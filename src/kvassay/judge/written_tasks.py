@@ -78,6 +78,8 @@ def _details(bound: TaskBound, found: Sequence[ScoredAnswer]) -> dict[str, float
         "reference_accuracy": sum(score.reference.right for score in found) / n,
         "candidate_accuracy": sum(score.candidate.right for score in found) / n,
         "equal_answers": sum(score.same for score in found) / n,
+        "reference_empty": sum(score.empty[0] for score in found) / n,
+        "candidate_empty": sum(score.empty[1] for score in found) / n,
     }
     if KINDS[bound.kind].form.can_fail_to_parse:
         details["reference_parse_rate"] = sum(bool(score.reference.parses) for score in found) / n

@@ -1,4 +1,4 @@
-"""What a contract may ask of written answers, and that contracts without them are hashed as before (R47, R49)."""
+"""What a contract may ask of written answers, and that contracts without them are hashed as before (R49)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_long_generation_is_written_without_saying_so() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[task.counting]\nanswer = "teacher-forced"', "gives the lines of kind 'counting' away; write answer = "),
+        ('[task.counting]\nanswer = "teacher-forced"', "under teacher forcing gives its lines away; write answer = "),
         ("[task.counting]\ncontext_tokens = [512]", "takes no context_tokens; it takes lines"),
         ("[task.counting]\nlines = []", "lines is empty"),
         ("[task.counting]\nlines = [4, 4]", "lines names something twice"),
