@@ -138,7 +138,7 @@ def _judge_sequential(contract: Contract, clause: PairedClause, rows: ItemRows) 
     )
 
 
-def _counts(clause: PairedClause, losses: int, gains: int) -> dict[str, float | int | str]:
+def _counts(clause: PairedClause, losses: int, gains: int) -> dict[str, float | int | str | None]:
     return {
         "kind": clause.bound.kind,
         "measure": clause.measure,

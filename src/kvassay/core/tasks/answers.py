@@ -64,12 +64,20 @@ def _line(answer: str) -> str:
     return answer.lstrip().partition("\n")[0].rstrip().removesuffix(".")
 
 
+def _line_said(expected: str, answer: str) -> str:
+    return _line(answer)
+
+
 def _line_ended(expected: str, answer: str) -> bool:
     return "\n" in answer.lstrip()
 
 
 def _sentence(answer: str) -> str:
     return answer.lstrip().partition("\n")[0].partition(".")[0].rstrip()
+
+
+def _sentence_said(expected: str, answer: str) -> str:
+    return _sentence(answer)
 
 
 def _sentence_ended(expected: str, answer: str) -> bool:
@@ -104,6 +112,10 @@ def _scored_lines(expected: str, answer: str) -> GeneratedScore:
     return GeneratedScore(None, followed(expected, answer).valid)
 
 
+def _right_lines(expected: str, answer: str) -> int:
+    return followed(expected, answer).right_lines
+
+
 def parse_json_object(answer: str) -> dict[str, Any] | None:
     """The JSON object with which the text begins, if nothing else stands on its last line; None if there is none.
 
@@ -111,9 +123,10 @@ def parse_json_object(answer: str) -> dict[str, Any] | None:
     readers would read those differently.
     """
     read = _json_value(answer)
-    if read is None or not isinstance(read.value, dict) or read.rest.partition("\n")[0].strip(" \t\r"):
+    if read is None or read.rest.partition("\n")[0].strip(" \t\r"):
         return None
-    return cast(dict[str, Any], read.value)
+    value: Any = read.value
+    return cast(dict[str, Any], value) if isinstance(value, dict) else None
 
 
 def parse_tool_call(answer: str) -> dict[str, Any] | None:
@@ -165,11 +178,9 @@ def _no_constant(name: str) -> Any:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
 
-PREFIX = AnswerForm(begins_with, _sentence_ended, lambda expected, answer: _sentence(answer))
-SENTENCE = AnswerForm(scored_sentence, _sentence_ended, lambda expected, answer: _sentence(answer))
-LINE = AnswerForm(scored_line, _line_ended, lambda expected, answer: _line(answer))
+PREFIX = AnswerForm(begins_with, _sentence_ended, _sentence_said)
+SENTENCE = AnswerForm(scored_sentence, _sentence_ended, _sentence_said)
+LINE = AnswerForm(scored_line, _line_ended, _line_said)
 JSON_OBJECT = AnswerForm(scored_json, _json_ended, _json_said)
 TOOL_CALL = AnswerForm(scored_tool_call, _json_ended, _json_said)
-LINES = AnswerForm(
-    _scored_lines, lines_ended, written_lines, lambda expected, answer: followed(expected, answer).right_lines
-)
+LINES = AnswerForm(_scored_lines, lines_ended, written_lines, _right_lines)
