@@ -179,10 +179,11 @@ def test_a_prompt_in_two_pieces_reads_the_stored_first_one_and_says_the_same_ove
     cut = generate(generator, "f32", context_tokens=PROMPT_TOKENS - 6)
     assert ids(cut) == ids(whole)
     pairs = zip(whole.outputs, cut.outputs, strict=True)
-    assert max(logit_drift(one, other, first_step=0) for one, other in pairs) < 1e-9
+    # A float32 cache rounds what the second piece reads of the first; the model runs in float64.
+    assert max(logit_drift(one, other, first_step=0) for one, other in pairs) < 1e-5
     coarse = generate(generator, "int2-g32", context_tokens=PROMPT_TOKENS - 6)
     moved = [logit_drift(one, other, first_step=0) for one, other in zip(cut.outputs, coarse.outputs, strict=True)]
-    assert all(drift is not None and drift > 1e-6 for drift in moved)
+    assert all(drift is not None and drift > 1e-3 for drift in moved)
     assert [one[0] for one in ids(coarse)] != [one[0] for one in ids(cut)], "already the first token read codes"
 
 
