@@ -70,7 +70,7 @@ def _has_its_length(row: AnswerRow, draw: TaskDraw) -> bool:
     if tokens is None or not 0 < tokens < len(row.output.prompt_ids):
         return False
     return draw.context_tokens is None or (
-        length_fits(tokens, draw.context_tokens) and len(row.output.prompt_ids) < draw.context_tokens
+        length_fits(tokens, draw.context_tokens) and len(row.output.prompt_ids) <= draw.context_tokens
     )
 
 
