@@ -25,6 +25,7 @@ def plan_record(
             "documents": 0,
             "document_ids": [],
             "items": 0,
+            "answers": 0,
             "prompts": 0,
             **{key: value for level in levels for key, value in level.pilot_json().items()},
         },
