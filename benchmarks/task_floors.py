@@ -20,7 +20,7 @@ import torch
 
 from kvassay.core.clauses.tasks import TaskBound
 from kvassay.core.slices import slice_labels
-from kvassay.core.tasks.kinds import KIND_NAMES, KINDS
+from kvassay.core.tasks.kinds import TEACHER_FORCED_KINDS
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.loading import load_model
 from kvassay.measures.teacher_forced import greedy_tokens
@@ -89,7 +89,7 @@ def _answer(scorer: DecodeScorer, item: TaskItem) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Reference accuracy of each kind of task.")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--kinds", nargs="+", choices=KIND_NAMES, default=sorted(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=TEACHER_FORCED_KINDS, default=sorted(TEACHER_FORCED_KINDS))
     parser.add_argument("--items", type=int, default=48)
     parser.add_argument("--tokens", nargs="+", type=int, default=[512, 1024])
     parser.add_argument("--seed", type=int, default=7)

@@ -169,3 +169,39 @@ def test_key_transforms_reach_the_cache() -> None:
     plan = GenerationPlan(prompts(2), 6, frozenset(), GREEDY)
     found = generator.run(plan, CacheFormat(kv_format, None, scorer.key_transforms(kv_format)))
     assert all(len(output.token_ids) == 6 for output in found.outputs)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_prompt_in_two_pieces_reads_the_stored_first_one_and_says_the_same_over_exact_values(name) -> None:
+    model = tiny_models.tiny_model(name)
+    generator = Generator(model, OutputHead(model))
+    whole = generate(generator, "f32")
+    cut = generate(generator, "f32", context_tokens=PROMPT_TOKENS - 6)
+    assert ids(cut) == ids(whole)
+    pairs = zip(whole.outputs, cut.outputs, strict=True)
+    # A float32 cache rounds what the second piece reads of the first; the model runs in float64.
+    assert max(logit_drift(one, other, first_step=0) for one, other in pairs) < 1e-5
+    coarse = generate(generator, "int2-g32", context_tokens=PROMPT_TOKENS - 6)
+    moved = [logit_drift(one, other, first_step=0) for one, other in zip(cut.outputs, coarse.outputs, strict=True)]
+    assert all(drift is not None and drift > 1e-3 for drift in moved)
+    assert [one[0] for one in ids(coarse)] != [one[0] for one in ids(cut)], "already the first token read codes"
+
+
+def test_an_output_ends_where_its_own_rule_says_and_the_others_go_on(generator) -> None:
+    whole = ids(generate(generator, "f32"))
+    asked: list[int] = []
+
+    def ended(row: int, found) -> bool:
+        asked.append(row)
+        return len(found) == (3, 1, TOKENS + 1, 5)[row]
+
+    cut = ids(generate(generator, "f32", ended=ended))
+    assert [len(one) for one in cut] == [3, 1, TOKENS, 5]
+    assert all(after == before[: len(after)] for before, after in zip(whole, cut, strict=True))
+    assert asked.count(1) == 1, "an output that is over is not asked again"
+
+
+@pytest.mark.parametrize("context_tokens", [0, PROMPT_TOKENS, PROMPT_TOKENS + 1])
+def test_a_prompt_is_cut_inside(generator, context_tokens) -> None:
+    with pytest.raises(WorkloadError, match=f"prompts of {PROMPT_TOKENS} tokens cannot be cut after {context_tokens}"):
+        generate(generator, "f32", context_tokens=context_tokens)

@@ -6,7 +6,7 @@ import pytest
 
 from kvassay.core.contract import Contract
 from kvassay.core.records import Outcome, Role
-from kvassay.core.tasks.kinds import KINDS
+from kvassay.core.tasks.kinds import TEACHER_FORCED_KINDS
 from kvassay.core.tasks.settings import TaskSettings
 
 from .runs import CANARY, ArmRun, clause_of, contract, control_of, item, judged, with_items
@@ -60,7 +60,7 @@ def probe(kind: str, extra: str = "") -> Contract:
     return contract(text_of(kind, extra=extra) + (FIDELITY if kind in ("needle", "passkey") else ""))
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(TEACHER_FORCED_KINDS))
 def test_r44_a_task_of_any_kind_is_met_by_a_format_that_loses_nothing(kind) -> None:
     of = probe(kind)
     clause = clause_of(judged(of, *runs_of(of)), NAME, "task.probe")

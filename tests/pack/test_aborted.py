@@ -67,7 +67,13 @@ def test_an_aborted_pack_holds_the_rows_and_no_verdict(tmp_path: Path, aborted: 
     assert found == {"manifest.json", *layout.ABORTED_FILES}
     manifest = json.loads((aborted / "manifest.json").read_text())
     assert manifest["schema"] == ABORTED_SCHEMA
-    assert manifest["row_counts"] == {"tokens": {"kivi-4": 18}, "items": {}, "tensors": {}, "generations": {}}
+    assert manifest["row_counts"] == {
+        "tokens": {"kivi-4": 18},
+        "items": {},
+        "tensors": {},
+        "generations": {},
+        "answers": {},
+    }
     assert os.listdir(tmp_path) == ["aborted"]
 
 

@@ -57,6 +57,7 @@ def test_what_is_written_is_read(whole_pack: tuple[Path, PackManifest]) -> None:
         "items": dict.fromkeys(MEAN_KL_NATS, 40),
         "tensors": dict.fromkeys(MEAN_KL_NATS, 18),
         "generations": {},
+        "answers": {},
     }
     assert set(manifest.files) == {*REQUIRED_FILES, "report.html", "charts/frontier.json"}
     assert set(content.table_contracts.values()) == {contract.sha256}

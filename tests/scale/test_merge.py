@@ -26,6 +26,7 @@ SAME = (
     "rows/items.parquet",
     "rows/tensors.parquet",
     "rows/generations.parquet",
+    "rows/answers.parquet",
     "verdicts.json",
     "arms.json",
     "ledgers.json",
@@ -71,6 +72,13 @@ margin = 0.2
 margin = 0.1
 ref_floor = 0.0
 items = 4
+[task.json]
+answer = "written"
+answer_tokens = 64
+margin = 0.1
+ref_floor = 0.0
+items = 4
+context_tokens = [384]
 """
 
 

@@ -10,6 +10,9 @@ from kvassay.assess.levels.base import Level
 from kvassay.assess.pilot import Pilot
 from kvassay.core.contract import Contract
 
+NO_PILOT: dict[str, Any] = {"documents": 0, "document_ids": [], "items": 0, "answers": 0, "prompts": 0}
+"""Units of a pilot that had none; a level that has some names its own."""
+
 
 def plan_record(
     contract: Contract, arms: Sequence[PlannedArm], pilot: Pilot, levels: Sequence[Level]
@@ -22,10 +25,7 @@ def plan_record(
         "contract_sha256": contract.sha256,
         "power_asked": contract.inference.power,
         "pilot": {
-            "documents": 0,
-            "document_ids": [],
-            "items": 0,
-            "prompts": 0,
+            **NO_PILOT,
             **{key: value for level in levels for key, value in level.pilot_json().items()},
         },
         "clauses": sorted(entries, key=lambda entry: order[entry["arm"]]),

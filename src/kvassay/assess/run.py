@@ -151,6 +151,7 @@ class _Run:
             "items": pack.append_items,
             "tensors": pack.append_tensors,
             "generations": pack.append_generations,
+            "answers": pack.append_answers,
         }
 
         for level in self._levels:
@@ -203,6 +204,7 @@ class _Run:
                 tables.tokens,
                 tables.items,
                 generations=tables.generations,
+                answers=tables.answers,
                 tensors=tables.tensors,
             )
         pack.write_verdicts(verdicts)

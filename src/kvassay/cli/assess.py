@@ -122,7 +122,7 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
     pilot, cost = plan["pilot"], plan["cost"]
     line(
         f"plan under contract {plan['contract_sha256'][:12]}, from a pilot of {pilot['documents']} documents, "
-        f"{pilot['items']} contexts and {pilot['prompts']} prompts that the verdict does not reuse:"
+        f"{pilot['items'] + pilot['answers']} contexts and {pilot['prompts']} prompts that the verdict does not reuse:"
     )
     rows = [
         (

@@ -22,7 +22,7 @@ from kvassay.core.clauses.numeric import Numeric
 from kvassay.core.clauses.sizes import ByteBounds
 from kvassay.core.clauses.slice_plan import slice_fault
 from kvassay.core.clauses.subject import Subject
-from kvassay.core.clauses.tasks import TaskBound, TaskName, needles_alone, with_kinds
+from kvassay.core.clauses.tasks import PARSE, TaskBound, TaskName, needles_alone, with_kinds
 from kvassay.core.corpus_names import corpus_cells
 from kvassay.core.digest import sha256_json
 from kvassay.errors import ContractError
@@ -102,6 +102,11 @@ class Contract(Section):
     def _design_serves_the_clauses(self) -> Contract:
         if self.inference.design != "sequential":
             return self
+        if written := sorted(self.written_tasks):
+            raise ValueError(
+                f'inference.design is "sequential" and task.{written[0]} has answer = "written": answers are '
+                'written in batches, which a look cannot cut; use design "fixed", or answer = "teacher-forced"'
+            )
         if not self.task:
             raise ValueError('inference.design is "sequential" and there is no [task.*] to look at; use "fixed"')
         if fixed := [name for name in self.clause_names if name.partition(".")[0] not in SEQUENTIAL_LEVELS]:
@@ -118,9 +123,23 @@ class Contract(Section):
             *(f"fidelity.{name}" for name in self.fidelity.bounds),
             *(f"free_running.{name}" for name in self.free_running.bounds),
             *(f"numeric.{name}" for name in self.numeric.bounds),
-            *(f"task.{name}" for name in sorted(self.task)),
+            *(
+                f"task.{name}{part}"
+                for name, bound in sorted(self.task.items())
+                for part in ("", *([] if bound.parse_margin is None else [f".{PARSE}"]))
+            ),
             *(f"bytes.{name}" for name in self.bytes.bounds),
         )
+
+    @property
+    def teacher_forced_tasks(self) -> dict[str, TaskBound]:
+        """By name, in sorted order."""
+        return {name: bound for name, bound in sorted(self.task.items()) if not bound.is_written}
+
+    @property
+    def written_tasks(self) -> dict[str, TaskBound]:
+        """Those whose answers the model writes by itself; by name, in sorted order."""
+        return {name: bound for name, bound in sorted(self.task.items()) if bound.is_written}
 
     @property
     def has_fidelity(self) -> bool:

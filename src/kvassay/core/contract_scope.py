@@ -54,8 +54,11 @@ def _optional_fields(section: type[Section]) -> Iterator[str]:
 
 def _bounds(contract: Contract, clause: str) -> str:
     section, _, name = clause.partition(".")
+    name, _, part = name.partition(".")
     value: Any = cast("dict[str, dict[str, Any]]", contract.to_json())[section][name]
     fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {"max": value}
+    if part:
+        fields = {"margin": fields[f"{part}_margin"]}
     waived = next((waiver for waiver in contract.waivers if waiver.clause == clause), None)
     said = ", ".join(f"{key} {shown}" for key, shown in fields.items() if shown not in (None, [], ()))
     return said + (f"; waived since {waived.granted.isoformat()}: {waived.reason}" if waived else "")

@@ -194,3 +194,24 @@ Ids are texts of `core.free_running_rule.ids_text`: of the prompt, of the tokens
 outputs. Of the candidate's queries after the prompt, `reading_queries` read stored codes, `stored_reads` older tokens a
 query on average. `logit_drift` is the largest change of the highest logit while both outputs had the same history,
 and null where no query after the prompt had it."""
+
+ANSWER_COLUMNS: dict[str, str] = {
+    "arm": "string",
+    "task": "string",
+    "slice": "string",
+    "context": "string",
+    "context_tokens": "int32",
+    "prompt_ids": "string",
+    "end_ids": "string",
+    "reference_ids": "string",
+    "candidate_ids": "string",
+    "reference_text": "string",
+    "candidate_text": "string",
+    "reading_queries": "int32",
+    "stored_reads": "float64",
+    "logit_drift": "float64",
+}
+"""One row an item of a task whose answer the model writes by itself. `context` is the unit of independence and names
+the item; the first `context_tokens` of the prompt stand before the question. Texts are those of the outputs, without
+the token that ended them, at most `core.tasks.answers.MAX_ANSWER_CHARACTERS` of them. Other columns are those of
+`GENERATION_COLUMNS`; the question read the stored context, so `logit_drift` counts the first token too."""

@@ -13,6 +13,8 @@ from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm, ControlResult, Outcome
 from kvassay.core.slices import ALL
 from kvassay.errors import FormatError
+from kvassay.judge.answer_engagement import with_answers
+from kvassay.judge.answer_rows import AnswerTable, answer_labels
 from kvassay.judge.byte_bounds import byte_clauses
 from kvassay.judge.engagement import ArmRows, Engagement, ItemSlices, engagement
 from kvassay.judge.fidelity import fidelity_clauses
@@ -26,6 +28,7 @@ from kvassay.judge.rows import ItemTable, TensorTable, TokenTable, labels_of, ro
 from kvassay.judge.task import task_clauses
 from kvassay.judge.token_slices import TokenCounts, token_slices
 from kvassay.judge.wording import figure
+from kvassay.judge.written_tasks import written_clauses
 from kvassay.stats.multiplicity import holm
 
 
@@ -43,6 +46,9 @@ class Evidence(NamedTuple):
     generation_faults: Faults
     tensors: TensorTable
     tensor_faults: Faults
+    answers: AnswerTable
+    answer_faults: Mapping[str, Faults]
+    """By task whose answers are written."""
 
 
 class JudgedArm(NamedTuple):
@@ -54,7 +60,9 @@ class JudgedArm(NamedTuple):
 def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence: Evidence) -> JudgedArm:
     """Every clause of the contract for one arm; run-wide controls are not applied yet."""
     tokens = evidence.tokens.arms.get(arm.name)
-    items = {task: rows for task in contract.task if (rows := evidence.items.arms.get((task, arm.name))) is not None}
+    given, written = contract.teacher_forced_tasks, contract.written_tasks
+    items = {task: rows for task in given if (rows := evidence.items.arms.get((task, arm.name))) is not None}
+    answers = {task: rows for task in written if (rows := evidence.answers.get(task, {}).get(arm.name)) is not None}
     generations = evidence.generations.get(arm.name)
     tensors = evidence.tensors.arms.get(arm.name) if contract.numeric.bounds else None
     token_parts = None
@@ -70,6 +78,8 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
         tensor_parts = None if tensors is None else tensor_slices(evidence.tensors, tensors)
         rows = ArmRows(tokens, token_parts, item_parts, tensor_parts)
         found = with_generations(engagement(contract, arm, fault, ledger, rows), arm, fault, generations)
+        labelled = {task: (of_arm, answer_labels(evidence.answers, task)) for task, of_arm in answers.items()}
+        found = with_answers(found, arm, fault, labelled)
     whole = (fault,) if isinstance(fault, str) else ()
     required = contract.controls.require_engaged
 
@@ -83,9 +93,12 @@ def judge_arm(contract: Contract, arm: Arm, ledger: ByteLedger | None, evidence:
     clauses += free_running_clauses(contract, evidence.generations, generations, faults("free_running", of_generations))
     of_tensors = evidence.tensor_faults.get(arm.name, ())
     clauses += numeric_clauses(contract, evidence.tensors, tensors, faults("numeric", of_tensors))
-    for task, bound in sorted(contract.task.items()):
+    for task, bound in given.items():
         of_rows = evidence.item_faults[task].get(arm.name, ())
         clauses += task_clauses(contract, task, bound, evidence.items, items.get(task), faults(f"task.{task}", of_rows))
+    for task, bound in written.items():
+        of_task = faults(f"task.{task}", evidence.answer_faults[task].get(arm.name, ()))
+        clauses += written_clauses(contract, task, bound, evidence.answers, answers.get(task), of_task)
     clauses += byte_clauses(contract, ledger, faults("bytes"))
     if required:
         clauses = [_if_engaged(clause, found) for clause in clauses]

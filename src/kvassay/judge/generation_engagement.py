@@ -25,16 +25,28 @@ def with_generations(
     found: Engagement, arm: Arm, kv_format: KVFormat, rows: Sequence[GenerationRow] | None
 ) -> Engagement:
     """What the other levels showed, and what the arm's generation rows show."""
-    if kv_format.is_exact or not rows:
-        return found
+    return found if kv_format.is_exact or not rows else with_outputs(found, LEVEL, arm, kv_format, rows)
+
+
+def with_outputs(
+    found: Engagement, level: str, arm: Arm, kv_format: KVFormat, rows: Sequence[GenerationRow]
+) -> Engagement:
+    """The same with one more level of generated text, whose controls are `engaged.LEVEL` and `drift.LEVEL`."""
     fault = _reads_fault(arm, kv_format, rows)
-    engaged = ControlResult(name="engaged.free_running", passed=fault is None, reason=fault or _seen(rows))
-    drift = _drift(rows, fault)
+    engaged = ControlResult(name=f"engaged.{level}", passed=fault is None, reason=fault or _seen(level, rows))
+    drift = _drift(level, rows, fault)
     if fault is None and drift.passed is False:
         fault = drift.reason
     others = [control for control in found.controls if not control.reason.startswith("not run")]
-    faults = {**found.faults, **({LEVEL: fault} if fault else {})}
+    faults = {**found.faults, **({level: fault} if fault else {})}
     return found._replace(controls=(*others, engaged, drift), faults=faults)
+
+
+def outputs_fault(arm: Arm, kv_format: KVFormat, rows: Sequence[GenerationRow]) -> str:
+    """Why rows of generated text do not show the store at work; empty if they do."""
+    fault = _reads_fault(arm, kv_format, rows)
+    drift = _drift("", rows, fault)
+    return fault or (drift.reason if drift.passed is False else "")
 
 
 def _reads_fault(arm: Arm, kv_format: KVFormat, rows: Sequence[GenerationRow]) -> str | None:
@@ -62,14 +74,14 @@ def _reads_fault(arm: Arm, kv_format: KVFormat, rows: Sequence[GenerationRow]) -
     return None
 
 
-def _seen(rows: Sequence[GenerationRow]) -> str:
+def _seen(level: str, rows: Sequence[GenerationRow]) -> str:
     queries = sum(row.queries for row in rows)
     total = math.fsum((row.stored_reads or 0.0) * row.queries for row in rows)
-    return f"{LEVEL}: a query read {figure(total / queries)} stored tokens on average over {queries} queries"
+    return f"{level}: a query read {figure(total / queries)} stored tokens on average over {queries} queries"
 
 
-def _drift(rows: Sequence[GenerationRow], not_engaged: str | None) -> ControlResult:
-    name = "drift.free_running"
+def _drift(level: str, rows: Sequence[GenerationRow], not_engaged: str | None) -> ControlResult:
+    name = f"drift.{level}"
     if not_engaged is not None:
         return ControlResult(name=name, passed=None, reason=f"does not apply: {not_engaged}")
     known = [row.logit_drift for row in rows if row.logit_drift is not None]

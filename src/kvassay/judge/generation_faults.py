@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvassay.core.clauses.free_running import LENGTH_SLICE, FreeRunning
@@ -26,7 +26,16 @@ _SHARED: tuple[tuple[str, Callable[[GenerationRow], Any]], ...] = (
 
 
 def generation_faults(table: GenerationTable, section: FreeRunning) -> Faults:
-    faults: dict[str, list[str]] = defaultdict(list)
+    faults = unpaired_outputs(table)
+    for arm, rows in table.items():
+        faults[arm] += _contradictions(rows, section)
+        faults[arm] += impossible_figures(rows)
+    return {arm: tuple(found) for arm, found in faults.items() if found}
+
+
+def unpaired_outputs(table: Mapping[str, Sequence[GenerationRow]]) -> defaultdict[str, list[str]]:
+    """What rows of several arms say of each other: doubled, missing or copied prompts, another prompt or reference."""
+    faults: defaultdict[str, list[str]] = defaultdict(list)
     union = {row.prompt for rows in table.values() for row in rows}
     for arm, rows in table.items():
         counts = Counter(row.prompt for row in rows)
@@ -40,12 +49,10 @@ def generation_faults(table: GenerationTable, section: FreeRunning) -> Faults:
         for arm, rows in table.items():
             if names := sorted({row.prompt for row in rows if row.prompt in differing}):
                 faults[arm].append(f"{what} differs between arms for the prompts {listed(names)}")
-    for arm, rows in table.items():
-        faults[arm] += _contradictions(rows, section)
-    return {arm: tuple(found) for arm, found in faults.items() if found}
+    return faults
 
 
-def _differing(table: GenerationTable, value: Callable[[GenerationRow], Any]) -> set[str]:
+def _differing(table: Mapping[str, Sequence[GenerationRow]], value: Callable[[GenerationRow], Any]) -> set[str]:
     """Prompts under which rows disagree: which of them is right cannot be known."""
     first: dict[str, Any] = {}
     return {
@@ -76,28 +83,34 @@ def _contradictions(rows: Sequence[GenerationRow], section: FreeRunning) -> Iter
         found = [
             (row.prompt, fault)
             for row, ids in zip(rows, ids_of, strict=True)
-            if (fault := _length_fault(ids, row.end_ids, section))
+            if (fault := end_fault(ids, row.end_ids, section.generated_tokens, over=False))
         ]
         if found:
             prompt, fault = found[0]
             yield f"the {what} output of prompt {prompt!r} {fault} ({len(found)} such outputs)"
     if odd := [row.prompt for row in rows if any(label.startswith(LENGTH_SLICE) for label in row.labels)]:
         yield f"slices of lengths are the judge's own, found in the rows of {listed(odd)}"
+
+
+def impossible_figures(rows: Sequence[GenerationRow]) -> Iterator[str]:
+    """Reads and drifts that no run can have."""
     if odd := [row.prompt for row in rows if not _possible_reads(row)]:
         yield f"more stored reads than queries or older tokens for the prompts {listed(odd)}"
     if odd := [row.prompt for row in rows if row.logit_drift is not None and not 0 <= row.logit_drift < math.inf]:
         yield f"logit_drift is negative or not finite for the prompts {listed(odd)}"
 
 
-def _length_fault(ids: TokenIds, end_ids: TokenIds, section: FreeRunning) -> str | None:
-    """An output has `generated_tokens`, or fewer and then an end token last and nowhere before."""
-    most = section.generated_tokens
+def end_fault(ids: TokenIds, end_ids: TokenIds, most: int, over: bool) -> str | None:
+    """An output has `most` tokens, or fewer and then an end token last and nowhere before.
+
+    `over` says that something else ended it too, so that it needs no end token.
+    """
     if not 1 <= len(ids) <= most:
         return f"has {len(ids)} tokens, the contract plans 1 to {most}"
     ends = [index for index, token in enumerate(ids) if token in end_ids]
     if ends and ends[0] < len(ids) - 1:
         return f"goes on for {len(ids) - 1 - ends[0]} tokens after its end token {ids[ends[0]]}"
-    if len(ids) < most and not ends:
+    if len(ids) < most and not ends and not over:
         return f"stops after {len(ids)} of {most} tokens without an end token"
     return None
 

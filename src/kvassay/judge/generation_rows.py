@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvassay.core.free_running_rule import TokenIds, parse_ids
@@ -46,63 +46,85 @@ GenerationTable = dict[str, tuple[GenerationRow, ...]]
 def read_generations(table: ArrowTable | None, arms: Sequence[str]) -> GenerationTable:
     """Rows of every arm; raises PackError for a missing column, a wrong type, ids in another spelling, or rows of an
     unknown arm. None is a table without rows."""
-    if table is None:
-        return {}
-    if missing := [name for name in GENERATION_COLUMNS if name not in table.column_names]:
-        raise PackError(f"generation rows lack the columns {missing}; expected {list(GENERATION_COLUMNS)}")
     found: dict[str, list[GenerationRow]] = {}
-    parsed: dict[str, TokenIds] = {}
-    columns = {name: table.column(name).to_pylist() for name in GENERATION_COLUMNS}
-    for values in zip(*columns.values(), strict=True):
-        fields: dict[str, Any] = dict(zip(columns, values, strict=True))
-        found.setdefault(_text(fields, "arm"), []).append(_row(fields, parsed))
-    if unknown := sorted(name for name in found if name not in arms):
-        raise PackError(f"generation rows name the arms {unknown}, which were not declared; declared: {list(arms)}")
-    return {arm: tuple(sorted(found[arm], key=_order)) for arm in sorted(found)}
+    for row in OutputRows("generation", "prompt", GENERATION_COLUMNS).read(table, arms):
+        found.setdefault(row.text("arm"), []).append(row.output())
+    return {arm: tuple(sorted(found[arm], key=output_order)) for arm in sorted(found)}
 
 
-def _order(row: GenerationRow) -> tuple[Any, ...]:
+def output_order(row: GenerationRow) -> tuple[Any, ...]:
     """By prompt; doubled rows, which are a fault, by what they say."""
     figures = (row.reading_queries, row.stored_reads, row.logit_drift)
     return (row.prompt, row.candidate, row.reference, row.prompt_ids, row.slice, repr(figures))
 
 
-def _row(fields: dict[str, Any], parsed: dict[str, TokenIds]) -> GenerationRow:
-    return GenerationRow(
-        prompt=_text(fields, "prompt"),
-        slice=_text(fields, "slice"),
-        prompt_ids=_ids(fields, "prompt_ids", parsed),
-        end_ids=_ids(fields, "end_ids", parsed),
-        reference=_ids(fields, "reference_ids", parsed),
-        candidate=_ids(fields, "candidate_ids", parsed),
-        reading_queries=_number(fields, "reading_queries", int),
-        stored_reads=_number(fields, "stored_reads", float),
-        logit_drift=_number(fields, "logit_drift", float),
-    )
+class OutputRows(NamedTuple):
+    """Reads tables of generated text."""
+
+    kind: str
+    """What errors call a row."""
+    key: str
+    """The column that names the prompt."""
+    columns: Mapping[str, str]
+
+    def read(self, table: ArrowTable | None, arms: Sequence[str]) -> Iterator[RowFields]:
+        """Rows in the table's order; raises PackError for missing columns and undeclared arms."""
+        if table is None:
+            return
+        if missing := [name for name in self.columns if name not in table.column_names]:
+            raise PackError(f"{self.kind} rows lack the columns {missing}; expected {list(self.columns)}")
+        parsed: dict[str, TokenIds] = {}
+        columns = {name: table.column(name).to_pylist() for name in self.columns}
+        if unknown := sorted({name for name in columns["arm"] if isinstance(name, str)} - set(arms)):
+            raise PackError(
+                f"{self.kind} rows name the arms {unknown}, which were not declared; declared: {list(arms)}"
+            )
+        for values in zip(*columns.values(), strict=True):
+            yield RowFields(self, dict(zip(columns, values, strict=True)), parsed)
 
 
-def _text(fields: dict[str, Any], column: str) -> str:
-    value = fields[column]
-    if not isinstance(value, str):
-        raise PackError(f"generation rows: {column} is {value!r}; every row must have it as text")
-    return value
+class RowFields(NamedTuple):
+    """One row, column by column; a value that is none of its column raises PackError."""
 
-
-def _ids(fields: dict[str, Any], column: str, parsed: dict[str, TokenIds]) -> TokenIds:
+    table: OutputRows
+    fields: dict[str, Any]
+    parsed: dict[str, TokenIds]
     """Every arm repeats prompt and reference, so texts are parsed once."""
-    text = _text(fields, column)
-    if text not in parsed:
-        try:
-            parsed[text] = parse_ids(text)
-        except ValueError as error:
-            raise PackError(f"generation rows: {column} of prompt {fields['prompt']!r}: {error}") from error
-    return parsed[text]
 
+    def output(self) -> GenerationRow:
+        return GenerationRow(
+            prompt=self.text(self.table.key),
+            slice=self.text("slice"),
+            prompt_ids=self._ids("prompt_ids"),
+            end_ids=self._ids("end_ids"),
+            reference=self._ids("reference_ids"),
+            candidate=self._ids("candidate_ids"),
+            reading_queries=self.number("reading_queries", int),
+            stored_reads=self.number("stored_reads", float),
+            logit_drift=self.number("logit_drift", float),
+        )
 
-def _number(fields: dict[str, Any], column: str, kind: Any) -> Any:
-    value = fields[column]
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, kind)):
-        raise PackError(f"generation rows: {column} is {value!r}; expected {kind.__name__}")
-    return kind(value)
+    def text(self, column: str) -> str:
+        value = self.fields[column]
+        if not isinstance(value, str):
+            raise PackError(f"{self.table.kind} rows: {column} is {value!r}; every row must have it as text")
+        return value
+
+    def number(self, column: str, kind: Any) -> Any:
+        """None where it was not measured."""
+        value = self.fields[column]
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, kind)):
+            raise PackError(f"{self.table.kind} rows: {column} is {value!r}; expected {kind.__name__}")
+        return kind(value)
+
+    def _ids(self, column: str) -> TokenIds:
+        text = self.text(column)
+        if text not in self.parsed:
+            try:
+                self.parsed[text] = parse_ids(text)
+            except ValueError as error:
+                where = f"{self.table.key} {self.fields[self.table.key]!r}"
+                raise PackError(f"{self.table.kind} rows: {column} of {where}: {error}") from error
+        return self.parsed[text]

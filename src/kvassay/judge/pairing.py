@@ -82,7 +82,7 @@ def item_faults(table: ItemTable, task: str, contract: Contract) -> Faults:
         values = {arm: np.asarray(getattr(rows, column), dtype=np.float64) for arm, rows in arms.items()}
         for arm, differing in _differing(keys, values, 0.0).items():
             faults[arm].append(f"{what} differs between arms in the contexts {names(differing)}")
-    planned = _planned_items(contract, task, table.contexts)
+    planned = planned_items(contract, task, table.contexts)
     for arm, rows in arms.items():
         faults[arm] += _item_contradictions(table, rows, planned)
     return {arm: tuple(found) for arm, found in faults.items() if found}
@@ -194,7 +194,7 @@ def _copied_documents(table: TokenTable, rows: TokenRows) -> list[str]:
     return [f"documents are copies, which are not independent: {copies[0]}{more}"]
 
 
-def _planned_items(contract: Contract, task: str, contexts: Sequence[str]) -> dict[str, TaskDraw]:
+def planned_items(contract: Contract, task: str, contexts: Sequence[str]) -> dict[str, TaskDraw]:
     """Those contexts that are items of the contract; the pilot's come before them and are not asked again."""
     found: dict[str, TaskDraw] = {}
     bound = contract.task[task]

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvassay.core.clauses.tasks import TaskBound
 from kvassay.core.contract import Contract
 from kvassay.core.format_names import parse_format
 from kvassay.core.records import ControlResult, Outcome, Role
@@ -34,6 +35,7 @@ from kvassay.judge.judged import JudgedClause
 from kvassay.judge.rows import ALL
 from kvassay.judge.task import reference_accuracy
 from kvassay.judge.wording import counted, figure, outcome_words
+from kvassay.judge.written_tasks import reference_written_accuracy
 
 
 class Part(NamedTuple):
@@ -44,6 +46,12 @@ class Part(NamedTuple):
 
     def __str__(self) -> str:
         return self.level if self.slice == ALL else f"{self.level} in slice {self.slice!r}"
+
+
+class _ReferenceShare(NamedTuple):
+    share: float
+    """Of items that the reference gets right."""
+    items: int
 
 
 class RunControls:
@@ -178,17 +186,30 @@ class RunControls:
         results: list[ControlResult] = []
         for task, bound in sorted(self._contract.task.items()):
             name = f"reference_floor.{task}"
-            rows = [found for (of, _), found in sorted(evidence.items.arms.items()) if of == task]
-            if not rows:
-                results.append(_control(name, None, "not run: the task has no items"))
+            found = self._reference_share(evidence, task, bound)
+            if isinstance(found, str):
+                results.append(_control(name, None, f"not run: {found}"))
                 continue
-            most = max(rows, key=lambda found: found.size)
-            accuracy = reference_accuracy(most)
-            passed = accuracy >= bound.ref_floor
+            passed = found.share >= bound.ref_floor
             words = "reaches" if passed else "misses"
-            reason = f"the reference is right in {figure(accuracy)} of {most.size} items and {words} its floor "
+            reason = f"the reference is right in {figure(found.share)} of {found.items} items and {words} its floor "
             results.append(_control(name, passed, reason + figure(bound.ref_floor)))
         return results
+
+    def _reference_share(self, evidence: Evidence, task: str, bound: TaskBound) -> _ReferenceShare | str:
+        """Of the arm with most items, or why there is none."""
+        if not bound.is_written:
+            rows = [found for (of, _), found in sorted(evidence.items.arms.items()) if of == task]
+            if not rows:
+                return "the task has no items"
+            most = max(rows, key=lambda found: found.size)
+            return _ReferenceShare(reference_accuracy(most), most.size)
+        arms, faults = evidence.answers.get(task, {}), evidence.answer_faults[task]
+        usable = [rows for arm, rows in arms.items() if arm not in faults]
+        if not usable:
+            return "no arm has usable answers" if arms else "the task has no items"
+        answers = max(usable, key=len)
+        return _ReferenceShare(reference_written_accuracy(self._contract, task, answers), len(answers))
 
 
 def _control(name: str, passed: bool | None, reason: str) -> ControlResult:

@@ -7,6 +7,7 @@ the permutation test of the difference are descriptive: they ask whether anythin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from kvassay.core.contract import Contract
 from kvassay.core.records import ClauseVerdict, Outcome
 from kvassay.core.slices import ALL
 from kvassay.judge.judged import JudgedClause
+from kvassay.judge.rate_clauses import Pairs
 from kvassay.judge.rows import ItemRows, ItemTable, labels_of, rows_in_slice
 from kvassay.judge.sequential import differences_of, in_run_order
 from kvassay.judge.sequential_clause import METHOD, decide
@@ -33,57 +35,60 @@ def task_clauses(
 ) -> Iterator[JudgedClause]:
     """Over all items, then for each slice: those that the contract names decide, others are descriptive."""
     contexts = table.contexts
-    yield _judge(contract, task, bound, ALL, contexts, rows, faults)
+    yield _judge(contract, PairedClause(task, bound, bound.margin, ALL, MEASURE), contexts, rows, faults)
     for name in (*bound.slices, *(name for name in labels_of(table.slices) if name not in bound.slices)):
         part = None if rows is None else rows.take(rows_in_slice(table.slices, rows.slice, name))
         if part is not None and not part.size:
             part = None
         # A slice that holds every row would be said twice.
         if name in bound.slices or (part is not None and rows is not None and part.size < rows.size):
-            yield _judge(contract, task, bound, name, contexts, part, faults)
+            clause = PairedClause(task, bound, bound.margin, name, MEASURE)
+            yield _judge(contract, clause, contexts, part, faults)
 
 
 def reference_accuracy(rows: ItemRows) -> float:
     return float(np.count_nonzero(rows.reference_correct == 1)) / rows.size
 
 
-def _judge(
-    contract: Contract,
-    task: str,
-    bound: TaskBound,
-    slice_name: str,
-    contexts: Sequence[str],
-    rows: ItemRows | None,
-    faults: tuple[str, ...],
-) -> JudgedClause:
-    if rows is None:
-        reason = "no items of this arm" if slice_name == ALL else f"no items of this arm in slice {slice_name!r}"
-        return _clause(task, bound, slice_name, Outcome.NOT_MEASURED, reason, None, 0)
-    unknown = int(np.count_nonzero(np.isnan(rows.reference_correct) | np.isnan(rows.candidate_correct)))
-    missing = [f"correctness is missing in {unknown} of {rows.size} items"] if unknown else []
-    if fault := first_fault([*faults, *missing]):
-        return _clause(task, bound, slice_name, Outcome.INVALID_EVIDENCE, fault, None, rows.size)
-    losses = int(np.count_nonzero((rows.reference_correct == 1) & (rows.candidate_correct == 0)))
-    gains = int(np.count_nonzero((rows.reference_correct == 0) & (rows.candidate_correct == 1)))
-    accuracy = reference_accuracy(rows)
-    details: dict[str, float | int | str | bool | None] = {
-        "kind": bound.kind,
-        "measure": MEASURE,
-        "losses": losses,
-        "gains": gains,
-        "reference_accuracy": accuracy,
-        "candidate_accuracy": float(np.count_nonzero(rows.candidate_correct == 1)) / rows.size,
-        "descriptive_mcnemar_p": mcnemar_mid_p(losses, gains),
-    }
-    if contract.inference.design == "sequential":
-        return _judge_sequential(contract, task, bound, slice_name, in_run_order(contexts, rows)).with_details(
-            **details
-        )
-    result = paired_noninferiority(rows.size, losses, gains, bound.margin, contract.inference.alpha)
-    outcome, reason = _decide(contract, task, bound, slice_name, result, accuracy)
-    clause = _clause(task, bound, slice_name, outcome, reason, result, rows.size)
-    return clause.with_details(
-        **details,
+class PairedClause(NamedTuple):
+    """One clause on a share of a task's items, in one slice; the reference's share may fall by at most `margin`."""
+
+    task: str
+    bound: TaskBound
+    margin: float
+    slice: str
+    measure: str
+    """How answers came about, as reason and details say."""
+    part: str = ""
+    """The clause's name behind the task's own, if it is not the task's main clause."""
+    figure: str = "accuracy"
+
+    @property
+    def name(self) -> str:
+        return f"task.{self.task}" + (f".{self.part}" if self.part else "")
+
+    @property
+    def decisive(self) -> bool:
+        return self.slice == ALL or self.slice in self.bound.slices
+
+
+def no_items(clause: PairedClause) -> JudgedClause:
+    where = "" if clause.slice == ALL else f" in slice {clause.slice!r}"
+    return _clause(clause, Outcome.NOT_MEASURED, f"no items of this arm{where}", None, 0)
+
+
+def unusable_items(clause: PairedClause, faults: Sequence[str], n: int) -> JudgedClause:
+    return _clause(clause, Outcome.INVALID_EVIDENCE, first_fault(faults), None, n)
+
+
+def judge_paired(contract: Contract, clause: PairedClause, pairs: Pairs) -> JudgedClause:
+    """By the fixed design."""
+    result = paired_noninferiority(
+        len(pairs.reference), pairs.losses, pairs.gains, clause.margin, contract.inference.alpha
+    )
+    outcome, reason = _decide(contract, clause, result, sum(pairs.reference) / result.n)
+    return _clause(clause, outcome, reason, result, result.n).with_details(
+        **_counts(clause, result.losses, result.gains),
         z=finite(result.z),
         tango_lower=result.tango_lower,
         tango_upper=result.tango_upper,
@@ -94,35 +99,72 @@ def _judge(
     )
 
 
-def _judge_sequential(contract: Contract, task: str, bound: TaskBound, slice_name: str, rows: ItemRows) -> JudgedClause:
+def _judge(
+    contract: Contract,
+    clause: PairedClause,
+    contexts: Sequence[str],
+    rows: ItemRows | None,
+    faults: tuple[str, ...],
+) -> JudgedClause:
+    if rows is None:
+        return no_items(clause)
+    unknown = int(np.count_nonzero(np.isnan(rows.reference_correct) | np.isnan(rows.candidate_correct)))
+    missing = [f"correctness is missing in {unknown} of {rows.size} items"] if unknown else []
+    if found := [*faults, *missing]:
+        return unusable_items(clause, found, rows.size)
+    accuracies: dict[str, float | int | str | bool | None] = {
+        "reference_accuracy": reference_accuracy(rows),
+        "candidate_accuracy": float(np.count_nonzero(rows.candidate_correct == 1)) / rows.size,
+    }
+    if contract.inference.design == "sequential":
+        return _judge_sequential(contract, clause, in_run_order(contexts, rows)).with_details(**accuracies)
+    pairs = Pairs((rows.reference_correct == 1).tolist(), (rows.candidate_correct == 1).tolist())
+    return judge_paired(contract, clause, pairs).with_details(**accuracies)
+
+
+def _judge_sequential(contract: Contract, clause: PairedClause, rows: ItemRows) -> JudgedClause:
     """`rows` are in the order of the run."""
-    result = sequential_pairs(differences_of(rows), bound.margin, contract.inference.alpha)
+    result = sequential_pairs(differences_of(rows), clause.margin, contract.inference.alpha)
     accuracy = reference_accuracy(rows)
-    if accuracy < bound.ref_floor:
-        outcome, reason = _below_floor(bound, accuracy, f"({result.losses} lost and {result.gains} gained)")
+    if accuracy < clause.bound.ref_floor:
+        outcome, reason = _below_floor(clause, accuracy, f"({result.losses} lost and {result.gains} gained)")
     else:
-        outcome, reason = decide(task, result, bound.items)
-    return _clause(task, bound, slice_name, outcome, reason, result, rows.size, METHOD).with_details(
-        p_met=result.p_met, p_breached=result.p_breached, decided_at=result.decided_at
+        outcome, reason = decide(clause.task, result, clause.bound.items)
+    return _clause(clause, outcome, reason, result, rows.size, METHOD).with_details(
+        **_counts(clause, result.losses, result.gains),
+        p_met=result.p_met,
+        p_breached=result.p_breached,
+        decided_at=result.decided_at,
     )
 
 
-def _below_floor(bound: TaskBound, accuracy: float, size: str) -> tuple[Outcome, str]:
+def _counts(clause: PairedClause, losses: int, gains: int) -> dict[str, float | int | str | None]:
+    return {
+        "kind": clause.bound.kind,
+        "measure": clause.measure,
+        "losses": losses,
+        "gains": gains,
+        "descriptive_mcnemar_p": mcnemar_mid_p(losses, gains),
+    }
+
+
+def _below_floor(clause: PairedClause, share: float, size: str) -> tuple[Outcome, str]:
+    reached = "reaches" if not clause.part else f"has a {clause.figure} of"
     return (
         Outcome.INCONCLUSIVE,
-        f"the reference reaches {figure(accuracy)} of the items, below its floor {figure(bound.ref_floor)}: "
+        f"the reference {reached} {figure(share)} of the items, below its floor {figure(clause.bound.ref_floor)}: "
         f"the task cannot show a loss {size}",
     )
 
 
-def _decide(
-    contract: Contract, task: str, bound: TaskBound, slice_name: str, result: PairedBinary, accuracy: float
-) -> tuple[Outcome, str]:
+def _decide(contract: Contract, clause: PairedClause, result: PairedBinary, share: float) -> tuple[Outcome, str]:
     size = f"({result.losses} lost and {result.gains} gained of {result.n} contexts)"
-    found = f"{task} accuracy ({MEASURE}) changed by {100 * result.delta:+.2f} points"
-    if accuracy < bound.ref_floor:
-        return _below_floor(bound, accuracy, size)
-    planned = bound.items if slice_name == ALL else bound.planned(slice_name, contract.inference.pilot_items)
+    found = f"{clause.task} {clause.figure} ({clause.measure}) changed by {100 * result.delta:+.2f} points"
+    if share < clause.bound.ref_floor:
+        return _below_floor(clause, share, size)
+    planned = clause.bound.items
+    if clause.slice != ALL:
+        planned = clause.bound.planned(clause.slice, contract.inference.pilot_items)
     if result.n != planned:
         return (
             Outcome.INCONCLUSIVE,
@@ -143,34 +185,31 @@ def _decide(
 
 
 def _clause(
-    task: str,
-    bound: TaskBound,
-    slice_name: str,
+    clause: PairedClause,
     outcome: Outcome,
     reason: str,
     result: PairedBinary | SequentialPairs | None,
     contexts: int,
     method: str = "tango-score, exact floor",
 ) -> JudgedClause:
-    descriptive = slice_name != ALL and slice_name not in bound.slices
     return JudgedClause(
         verdict=ClauseVerdict(
-            clause=f"task.{task}",
-            slice=slice_name,
+            clause=clause.name,
+            slice=clause.slice,
             outcome=outcome,
             reason=reason,
             unit="share of items",
             estimate=result.delta if result else None,
             lower=result.lower if result else None,
             upper=result.upper if result else None,
-            limit=-bound.margin,
+            limit=-clause.margin,
             n=contexts,
             n_unit="contexts",
             method=method if result else "none",
-            details={"descriptive": descriptive},
+            details={"descriptive": not clause.decisive},
         ),
-        level=f"task.{task}",
-        decisive=not descriptive,
+        level=f"task.{clause.task}",
+        decisive=clause.decisive,
         p_met=result.p_met if result else None,
         p_breached=result.p_breached if result else None,
         sampled=True,

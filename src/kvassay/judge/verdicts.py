@@ -9,6 +9,8 @@ from kvassay.core.format_names import parse_format
 from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm, FormatVerdict, Outcome, Role, Verdicts
 from kvassay.errors import PackError
+from kvassay.judge.answer_faults import answer_faults
+from kvassay.judge.answer_rows import read_answers
 from kvassay.judge.arm_clauses import Evidence, JudgedArm, judge_arm
 from kvassay.judge.formats import Conclusion, conclude, format_verdict, format_verdicts, overall
 from kvassay.judge.generation_faults import generation_faults
@@ -30,10 +32,11 @@ def judge(
     *,
     generations: ArrowTable | None = None,
     tensors: ArrowTable | None = None,
+    answers: ArrowTable | None = None,
 ) -> Verdicts:
     """Judge a run. Equal inputs give equal verdicts on every machine; the order of arms and rows does not matter.
 
-    `ledgers` are by arm name. `tokens`, `items`, `generations` and `tensors` are `pyarrow.Table`s with the columns of
+    `ledgers` are by arm name. `tokens`, `items` and the other tables are `pyarrow.Table`s with the columns of
     `kvassay.core.records`; clauses of a table that is not given are NOT_MEASURED.
     Formats come out in this order: the contract's candidates, run or not; candidates that it does not name; canaries;
     A/A runs. Raises PackError for tables that cannot be read as rows, rows of undeclared arms, and arms named twice.
@@ -43,6 +46,7 @@ def judge(
         raise PackError(f"arms must have distinct names, found {sorted(names)}")
     token_table, item_table = read_tokens(tokens, sorted(names)), read_items(items, sorted(names))
     generation_table = read_generations(generations, sorted(names))
+    answer_table = read_answers(answers, sorted(names))
     tensor_table = NO_TENSORS if tensors is None else read_tensors(tensors, sorted(names))
     evidence = Evidence(
         tokens=token_table,
@@ -51,12 +55,14 @@ def judge(
         token_faults=token_faults(token_table, contract.text),
         item_faults={
             task: joined(item_faults(item_table, task, contract), stop_faults(contract, task, arms, item_table))
-            for task in contract.task
+            for task in contract.teacher_forced_tasks
         },
         token_counts=run_counts(token_table, contract.text),
         generation_faults=generation_faults(generation_table, contract.free_running),
         tensors=tensor_table,
         tensor_faults=tensor_faults(tensor_table) if contract.numeric.bounds else {},
+        answers=answer_table,
+        answer_faults={task: answer_faults(answer_table, task, contract) for task in contract.written_tasks},
     )
     candidates, strangers = _candidates(contract, arms)
     others = sorted(

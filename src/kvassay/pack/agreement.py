@@ -23,10 +23,8 @@ from kvassay.pack.documents import measured_length_fault
 from kvassay.pack.layout import PackManifest, is_pack_file
 from kvassay.pack.manifest import first_fault
 from kvassay.pack.reader import PackContent
-from kvassay.pack.tables import TABLE_COLUMNS, rows_per_arm, table_file
+from kvassay.pack.tables import TABLE_COLUMNS, clause_table, rows_per_arm, table_file
 
-_TABLES = {"fidelity": "tokens", "free_running": "generations", "numeric": "tensors", "task": "items"}
-"""Whose rows a level's clauses rest on."""
 _NO_EVIDENCE = (Outcome.NOT_MEASURED, Outcome.INVALID_EVIDENCE)
 
 
@@ -150,7 +148,7 @@ def _coverage_fault(pack: PackContent, arm: Arm | None, verdict: FormatVerdict |
     if arm is None:
         return None if verdict.outcome is Outcome.NOT_MEASURED else f"was not run and is judged {verdict.outcome.value}"
     for clause in verdict.clauses:
-        table = _TABLES.get(clause.clause.partition(".")[0])
+        table = clause_table(pack.contract, clause.clause)
         if table is None or clause.outcome in _NO_EVIDENCE:
             continue
         if arm.name not in rows_per_arm(pack.tables._asdict()[table]):

@@ -12,8 +12,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from kvassay.core.clauses.tasks import PARSE
 from kvassay.core.contract import Contract
+from kvassay.core.free_running_rule import TokenIds
 from kvassay.core.records import ClauseVerdict, FormatVerdict
+from kvassay.judge.answer_faults import answer_faults
+from kvassay.judge.answer_rows import AnswerTable, in_slice, read_answers, scored
 from kvassay.judge.rows import Floats, ItemTable, TokenRows, TokenTable, read_items, read_tokens, rows_in_slice
 from kvassay.pack.reader import PackContent
 from kvassay.pack.rejudge import Difference, differences
@@ -104,6 +108,7 @@ class _Side(NamedTuple):
     pack: PackContent
     tokens: TokenTable
     items: ItemTable
+    answers: AnswerTable
     verdicts: dict[tuple[str, str], FormatVerdict]
     """By role and format digest; runs of the reference against itself in their order."""
 
@@ -126,7 +131,13 @@ def _side(pack: PackContent) -> _Side:
     verdicts: dict[tuple[str, str], FormatVerdict] = {}
     for one in pack.verdicts.formats:
         verdicts.setdefault((one.role.value, one.format_digest), one)
-    return _Side(pack, read_tokens(pack.tables.tokens, names), read_items(pack.tables.items, names), verdicts)
+    return _Side(
+        pack,
+        read_tokens(pack.tables.tokens, names),
+        read_items(pack.tables.items, names),
+        read_answers(pack.tables.answers, names),
+        verdicts,
+    )
 
 
 def _model(pack: PackContent) -> dict[str, Any]:
@@ -241,8 +252,14 @@ def _joined(*columns: NDArray[np.int64]) -> bytes:
 def _paired_items(
     first: _Side, second: _Side, arms: tuple[str, str], task: str, slice_name: str
 ) -> PairedDifference | str:
+    task, _, part = task.partition(".")
     mine, theirs = (
-        dict(_answers(side.items, task, arm, slice_name)) for side, arm in zip((first, second), arms, strict=True)
+        dict(
+            _written_answers(side, task, part, arm, slice_name)
+            if task in side.pack.contract.written_tasks
+            else _answers(side.items, task, arm, slice_name)
+        )
+        for side, arm in zip((first, second), arms, strict=True)
     )
     shared = [key for key in mine if key in theirs]
     if not shared:
@@ -255,7 +272,22 @@ def _paired_items(
     return PairedDifference((gains - losses) / len(shared), interval.lower, interval.upper, len(shared), "contexts")
 
 
-def _answers(table: ItemTable, task: str, arm: str, slice_name: str) -> Iterator[tuple[tuple[str, str | None], float]]:
+Item = tuple[str, str | TokenIds | None]
+"""What two packs must share: the item's name, and the answer that it expects, or the prompt of a written one."""
+
+
+def _written_answers(side: _Side, task: str, part: str, arm: str, slice_name: str) -> Iterator[tuple[Item, float]]:
+    """Whether the candidate's answer was right, or parsed, by item: the same context with the same prompt."""
+    contract = side.pack.contract
+    if arm in answer_faults(side.answers, task, contract):
+        return
+    rows = in_slice(side.answers.get(task, {}).get(arm, ()), slice_name)
+    for row, found in zip(rows, scored(contract, task, contract.task[task], rows), strict=True):
+        sound = found.candidate.parses if part == PARSE else found.candidate.right
+        yield (row.context, row.output.prompt_ids), float(bool(sound))
+
+
+def _answers(table: ItemTable, task: str, arm: str, slice_name: str) -> Iterator[tuple[Item, float]]:
     """Whether the candidate was right, by item: the same context that expects the same answer."""
     rows = table.arms.get((task, arm))
     if rows is None:

@@ -10,6 +10,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kvassay.core.digest import sha256_json
 from kvassay.core.slices import ROLE
+from kvassay.judge.answer_rows import read_answers
+from kvassay.judge.pairing import planned_items
 from kvassay.judge.rows import read_items, read_tokens
 from kvassay.pack import layout
 from kvassay.pack.checks import Check
@@ -101,13 +103,34 @@ def measured_length_fault(pack: PackContent, pair: ArmLedgers) -> str | None:
     if pack.contract.needs_text:
         planned = text.prompt_tokens + text.scored_tokens
         return None if tokens == planned else f"the ledger is of {tokens} tokens, documents have {planned}"
+    arms = [arm.name for arm in pack.arms]
+    if not pack.contract.teacher_forced_tasks and pack.contract.written_tasks:
+        return _written_length_fault(pack, arms, tokens)
     if pack.contract.has_free_running and not pack.contract.task:
         free = pack.contract.free_running
         planned = free.prompt_tokens + free.generated_tokens
         return None if tokens == planned else f"the ledger is of {tokens} tokens, generation reaches {planned}"
     # The question and the answer stand behind the context, and their length is not in the rows.
-    items = read_items(pack.tables.items, [arm.name for arm in pack.arms])
+    items = read_items(pack.tables.items, arms)
     longest = max((int(np.nan_to_num(rows.context_tokens).max()) for rows in items.arms.values()), default=0)
     if longest < tokens <= longest + MOST_QUESTION_TOKENS:
         return None
     return f"the ledger is of {tokens} tokens, the longest item has {longest} and its question"
+
+
+def _written_length_fault(pack: PackContent, arms: list[str], tokens: int) -> str | None:
+    """The ledger is of the longest prompt with its true answer, of which the rows show no more than the prompt."""
+    least = most = 0
+    for task, found in read_answers(pack.tables.answers, arms).items():
+        bound = pack.contract.written_tasks.get(task)
+        if bound is None:
+            continue
+        contexts = sorted({row.context for rows in found.values() for row in rows})
+        planned = planned_items(pack.contract, task, contexts)
+        for row in (row for rows in found.values() for row in rows if row.context in planned):
+            prompt = len(row.output.prompt_ids)
+            least = max(least, prompt + 1)
+            most = max(most, prompt + bound.most_tokens(planned[row.context].expected))
+    if least <= tokens <= most:
+        return None
+    return f"the ledger is of {tokens} tokens, written answers reach {least} to {most}"

@@ -38,7 +38,7 @@ _BOUNDS = re.compile(
     | fidelity\.\w+(\.(max | unit | min_docs | tau_nats | max_rate))?
     | free_running\.\w+\.(max | max_rate | margin | min_prompts)
     | numeric\.\w+\.(max | min_docs)
-    | task\.\w+\.(margin | ref_floor | slices.*)
+    | task\.[a-z0-9-]+\.(margin | parse_margin | ref_floor | slices.*)
     )""",
     re.VERBOSE,
 )

@@ -57,6 +57,7 @@ def judge_tables(
         tables.tokens,
         tables.items,
         generations=tables.generations,
+        answers=tables.answers,
         tensors=tables.tensors,
     )
 

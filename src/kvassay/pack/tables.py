@@ -18,7 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kvassay.core.records import GENERATION_COLUMNS, ITEM_COLUMNS, TENSOR_COLUMNS, TOKEN_COLUMNS
+from kvassay.core.contract import Contract
+from kvassay.core.records import (
+    ANSWER_COLUMNS,
+    GENERATION_COLUMNS,
+    ITEM_COLUMNS,
+    TENSOR_COLUMNS,
+    TOKEN_COLUMNS,
+)
 from kvassay.errors import PackError
 from kvassay.pack.parquet_pages import check_footer_size, check_pages
 from kvassay.pack.plain_files import open_plain
@@ -31,6 +38,7 @@ TABLE_COLUMNS: dict[str, dict[str, str]] = {
     "items": ITEM_COLUMNS,
     "tensors": TENSOR_COLUMNS,
     "generations": GENERATION_COLUMNS,
+    "answers": ANSWER_COLUMNS,
 }
 CONTRACT_KEY = b"kvassay.contract_sha256"
 TABLE_KEY = b"kvassay.table"
@@ -63,6 +71,8 @@ _IDENTIFYING = frozenset(
         "end_ids",
         "reference_ids",
         "candidate_ids",
+        "reference_text",
+        "candidate_text",
     }
 )
 
@@ -74,6 +84,18 @@ class Tables(NamedTuple):
     items: ArrowTable
     tensors: ArrowTable
     generations: ArrowTable
+    answers: ArrowTable
+
+
+_LEVEL_TABLES = {"fidelity": "tokens", "free_running": "generations", "numeric": "tensors", "task": "items"}
+
+
+def clause_table(contract: Contract, clause: str) -> str | None:
+    """The table whose rows a clause rests on; None for bytes, which have none."""
+    level, _, name = clause.partition(".")
+    if level == "task" and name.partition(".")[0] in contract.written_tasks:
+        return "answers"
+    return _LEVEL_TABLES.get(level)
 
 
 def table_file(table: str) -> str:

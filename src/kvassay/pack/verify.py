@@ -19,6 +19,7 @@ from kvassay.pack.agreement import (
     ledger_checks,
     row_count_checks,
 )
+from kvassay.pack.answers import answer_checks
 from kvassay.pack.captured import captured_checks
 from kvassay.pack.checks import Check, Verification, printable_checks
 from kvassay.pack.documents import document_checks
@@ -57,6 +58,7 @@ def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
     yield from _guarded("arms", lambda: arm_checks(pack))
     yield from _guarded("documents", lambda: document_checks(pack))
     yield from _guarded("prompts", lambda: prompt_checks(pack))
+    yield from _guarded("answers", lambda: answer_checks(pack))
     yield from _guarded("captured", lambda: captured_checks(pack))
     yield from _guarded("ledgers", lambda: ledger_checks(pack))
     yield rejudge_check(pack, verdicts)

@@ -84,6 +84,9 @@ class PackWriter:
     def append_generations(self, rows: Rows) -> None:
         self._append("generations", rows)
 
+    def append_answers(self, rows: Rows) -> None:
+        self._append("answers", rows)
+
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         self._folder.write_json(layout.PLAN, dict(plan))
 

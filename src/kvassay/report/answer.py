@@ -209,11 +209,20 @@ def _in_plain_words(findings: Findings, chosen: FormatVerdict) -> str:
         clause = whole_clause(chosen, f"task.{task}")
         if clause is None or clause.estimate is None:
             continue
-        right = [clause.details.get(f"{arm}_accuracy") for arm in ("reference", "candidate")]
-        counts = [round(share * clause.n) for share in right if isinstance(share, float)]
-        if len(counts) == 2:
-            sentences.append(f" Task {task}: {counts[1]} of {clause.n} contexts right, the reference {counts[0]}.")
+        if len(right := _counts(clause, "accuracy")) != 2:
+            continue
+        how = " (written)" if findings.content.contract.task[task].is_written else ""
+        sentence = f" Task {task}{how}: {right[1]} of {clause.n} contexts right, the reference {right[0]}"
+        if len(parsed := _counts(clause, "parse_rate")) == 2:
+            sentence += f"; {parsed[1]} parse, the reference's {parsed[0]}"
+        sentences.append(f"{sentence}.")
     return "".join(sentences)
+
+
+def _counts(clause: ClauseVerdict, share: str) -> list[int]:
+    """Of the reference's and the candidate's items; fewer where the details lack a share."""
+    found = [clause.details.get(f"{arm}_{share}") for arm in ("reference", "candidate")]
+    return [round(one * clause.n) for one in found if isinstance(one, float)]
 
 
 def level(share: float) -> str:

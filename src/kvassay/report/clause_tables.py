@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvassay.core.contract import Contract
 from kvassay.core.records import ClauseVerdict, ControlResult, FormatVerdict, Role
 from kvassay.pack import layout
 from kvassay.pack.reader import PackContent
-from kvassay.pack.tables import table_file
+from kvassay.pack.tables import clause_table, table_file
 from kvassay.report.arrow_rows import Reads, stored_reads
 from kvassay.report.figures import NOT_RECORDED, Figure, Shown, given, number
 from kvassay.report.outcomes import ROLE_WORDS, Mark, control_mark, mark, severity
 
 NOT_MEASURED = "not measured"
 NO_BOUND = "no bound"
-
-_SOURCES = {
-    "fidelity": table_file("tokens"),
-    "free_running": table_file("generations"),
-    "numeric": table_file("tensors"),
-    "task": table_file("items"),
-    "bytes": layout.LEDGERS,
-}
 
 
 class ClauseRow(NamedTuple):
@@ -77,7 +70,7 @@ class Engagement(NamedTuple):
 def format_clauses(content: PackContent) -> list[FormatClauses]:
     """Worst format first; controls of the run are `run_controls`."""
     verdicts = sorted(content.verdicts.formats, key=lambda v: (v.role is not Role.CANDIDATE, severity(v.outcome)))
-    return [_format(verdict) for verdict in verdicts]
+    return [_format(content.contract, verdict) for verdict in verdicts]
 
 
 def run_controls(content: PackContent) -> list[ControlRow]:
@@ -102,20 +95,21 @@ def engagement(content: PackContent) -> list[Engagement]:
     ]
 
 
-def _format(verdict: FormatVerdict) -> FormatClauses:
+def _format(contract: Contract, verdict: FormatVerdict) -> FormatClauses:
     clauses = sorted(verdict.clauses, key=lambda clause: severity(clause.outcome))
     return FormatClauses(
         arm=verdict.arm,
         role=ROLE_WORDS[verdict.role],
         mark=mark(verdict.outcome),
         reason=verdict.reason,
-        clauses=tuple(_clause(clause) for clause in clauses),
+        clauses=tuple(_clause(contract, clause) for clause in clauses),
         controls=tuple(_controls(verdict.controls)),
     )
 
 
-def _clause(clause: ClauseVerdict) -> ClauseRow:
+def _clause(contract: Contract, clause: ClauseVerdict) -> ClauseRow:
     measured = clause.estimate is not None
+    table = clause_table(contract, clause.clause)
     weight = "descriptive" if clause.details.get("descriptive") is True else "decides"
     weight = "waived" if clause.details.get("waived") is True else weight
     return ClauseRow(
@@ -139,7 +133,7 @@ def _clause(clause: ClauseVerdict) -> ClauseRow:
             for name, value in sorted(clause.details.items())
             if name not in ("descriptive", "waived")
         ),
-        source=_SOURCES.get(clause.clause.partition(".")[0], layout.VERDICTS),
+        source=layout.LEDGERS if table is None else table_file(table),
     )
 
 

@@ -42,7 +42,7 @@ class Stage(NamedTuple):
     share: Shown
 
 
-_LEVELS = ("documents", "tensors", "items", "prompts")
+_LEVELS = ("documents", "tensors", "items", "answers", "prompts")
 """Where a plan does not say which it has."""
 UNKNOWN = "unknown"
 """The n that a clause needs where the pilot does not tell: it saw no difference at all, or too few units."""
@@ -52,6 +52,8 @@ class Planned(NamedTuple):
     pilot_documents: Shown
     pilot_items: Shown
     pilot_prompts: Shown
+    pilot_answers: Shown | None
+    """None where the contract asks for no written answers."""
     pilot_ids: tuple[str, ...]
     pilot_overlap: str
     """Whether documents of the pilot are among those that were judged."""
@@ -74,6 +76,7 @@ def planned(content: PackContent) -> Planned:
         pilot_documents=number(number_at(plan, "pilot", "documents")),
         pilot_items=number(number_at(plan, "pilot", "items")),
         pilot_prompts=number(number_at(plan, "pilot", "prompts")),
+        pilot_answers=number(number_at(plan, "pilot", "answers")) if content.contract.written_tasks else None,
         pilot_ids=pilot_ids,
         pilot_overlap=_overlap(pilot_ids, content),
         clauses=tuple(_clause(one) for one in objects_at(plan, "clauses")),
@@ -84,7 +87,7 @@ def planned(content: PackContent) -> Planned:
             reference_tokens=number(number_at(plan, "cost", "reference_tokens")),
             candidate_tokens=number(number_at(plan, "cost", "candidate_tokens")),
             positions=number(content.tables.tokens.num_rows),
-            items=number(content.tables.items.num_rows),
+            items=number(content.tables.items.num_rows + content.tables.answers.num_rows),
             peak_memory=size(number_at(environment, "peak_rss_nbytes")),
         ),
         difference=_difference(expected_seconds, measuring_seconds(plan, environment)),

@@ -67,6 +67,7 @@ _FILES = {
                 "one row a task item",
                 "one row a cell of a captured document",
                 "one row a prompt of the free-running level",
+                "one row an item whose answer the model wrote by itself",
             ),
             strict=True,
         )
@@ -157,10 +158,11 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
                     for name in ("name", "source", "version", "licence", "sha256")
                 ),
                 *(
-                    Fact(f"task {task}, {name.replace('_', ' ')}", text(subject, "task", task, name))
-                    for task in sorted(members_at(subject, "task"))
+                    Fact(f"{words} {task}, {name.replace('_', ' ')}", text(subject, *path, task, name))
+                    for words, path in (("task", ("task",)), ("written task", ("written", "tasks")))
+                    for task in sorted(members_at(subject, *path))
                     for name in _TASK_FIELDS
-                    if field(subject, "task", task, name) is not None
+                    if field(subject, *path, task, name) is not None
                 ),
             ),
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvassay.core.clauses.tasks import TaskBound
 from kvassay.core.records import Role
 from kvassay.pack.reader import PackContent
 from kvassay.report.answer import level
@@ -86,11 +87,17 @@ def _workload(content: PackContent) -> tuple[str, ...]:
         names = distinct(tokens, "slice")
         if len(names) == 1:
             sentences.append("The text is of one kind: languages and domains are not told apart.")
-    for task in sorted(contract.task):
+    for task in contract.teacher_forced_tasks:
         sentences.append(
             f"The task “{task}” ({contract.task[task].kind}) is generated from a seed and scored teacher-forced. It "
             "shows what it asks for and no other skill; whether an answer that the model writes by itself would be "
             "right, or could be parsed, it does not show."
+        )
+    for task, bound in contract.written_tasks.items():
+        sentences.append(
+            f"The task “{task}” ({bound.kind}) is generated from a seed, and the model writes its answers by itself, "
+            f"greedily, {_answer_length(bound)}. It shows what it asks for and no other skill. That a text is that of "
+            "its token ids cannot be checked without the tokenizer."
         )
     return tuple(sentences)
 
@@ -121,7 +128,7 @@ def _quality(content: PackContent) -> tuple[str, ...]:
         )
     if not contract.task:
         sentences.append("The contract has no task: a small KL alone does not show that a task is still solved.")
-    elif not content.tables.items.num_rows:
+    elif not content.tables.items.num_rows + content.tables.answers.num_rows:
         sentences.append("No task items exist: no task was measured.")
     if not content.tables.tensors.num_rows:
         sentences.append("No tensor rows exist: array, score, weight and output errors were not measured.")
@@ -200,6 +207,12 @@ def _platforms(content: PackContent) -> tuple[str, ...]:
         f"Tried: {tried}, CPU {cpu}. Not tried: every other machine, operating system and accelerator. "
         "Figures of another device can differ in their last digits, and where its kernels differ, by more.",
     )
+
+
+def _answer_length(bound: TaskBound) -> str:
+    if bound.answer_tokens is not None:
+        return f"in at most {bound.answer_tokens:,} tokens"
+    return "in at most as many tokens as the true answer could take, and a few more"
 
 
 def _listed(words: list[str]) -> str:

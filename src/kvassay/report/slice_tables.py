@@ -36,5 +36,7 @@ def slices(content: PackContent, max_clauses: int) -> Slices:
         clauses=tuple(judged[:max_clauses]),
         left_out=max(0, len(judged) - max_clauses),
         token_slices=tuple(distinct(content.tables.tokens, "slice")),
-        item_slices=tuple(distinct(content.tables.items, "slice")),
+        item_slices=tuple(
+            dict.fromkeys((*distinct(content.tables.items, "slice"), *distinct(content.tables.answers, "slice")))
+        ),
     )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pydantic import TypeAdapter
 
+from kvassay.assess.planning import NO_PILOT
 from kvassay.core.contract import Contract
 from kvassay.core.records import Arm, Verdicts
 from kvassay.errors import StoreError
@@ -66,6 +67,7 @@ def merge_group(store: Store, group: Group, out: Path) -> Merged:
             "items": pack.append_items,
             "tensors": pack.append_tensors,
             "generations": pack.append_generations,
+            "answers": pack.append_answers,
         }
         for table in TABLE_COLUMNS:
             for rows in _interleaved(store, done, table):
@@ -84,6 +86,7 @@ def merge_group(store: Store, group: Group, out: Path) -> Merged:
             tables.tokens,
             tables.items,
             generations=tables.generations,
+            answers=tables.answers,
             tensors=tables.tensors,
         )
         pack.write_verdicts(verdicts)
@@ -172,7 +175,7 @@ def _plan(contract: Contract, done: Sequence[_Done]) -> dict[str, Any]:
     return {
         "contract_sha256": contract.sha256,
         "power_asked": contract.inference.power,
-        "pilot": {"documents": 0, "document_ids": [], "items": 0, "prompts": 0, **done[0].record["pilot"]},
+        "pilot": {**NO_PILOT, **done[0].record["pilot"]},
         "clauses": entries,
         "cost": {
             "reference_tokens": sum(reference for reference, _ in done[0].record["cost"].values()),

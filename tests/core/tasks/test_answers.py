@@ -152,7 +152,10 @@ def test_an_object_that_is_no_call(text) -> None:
         ("recall", "", False),
         ("variable-tracking", " 4821\n", True),
         ("variable-tracking", " 4821 = 4821", False),
+        ("variable-tracking", " 4821.\nB", True),
+        ("variable-tracking", " 4821. 4821", False),
         ("arithmetic", "4821, plus 3 is 4824", False),
+        ("rare-copy", " 4821. The river", True),
         ("rare-copy", "4821 gypsum", False),
     ],
 )
@@ -163,7 +166,7 @@ def test_plain_answers_have_no_form_to_miss(kind, answer, right) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_the_true_answer_is_right_for_every_kind(kind) -> None:
     """A generated answer is scored with what the judge knows of an item: no tokenizer, no model."""
-    settings = TaskSettings(kind, None, (512,), DEPTHS, ("en",), ("rare",), (2,), (3,), keys=4, values=3)
+    settings = TaskSettings(kind, None, (512,), DEPTHS, ("en",), ("rare",), (2,), (3,), keys=4, values=3, lines=(5,))
     draw = task_draw(kind, settings, 7, 0)
     score = KINDS[kind].scored(draw.expected, draw.script.answer + "\nand more")
     assert score.right

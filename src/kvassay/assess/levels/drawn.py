@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvassay.assess.levels.answers import AnswerLevel
 from kvassay.assess.levels.base import Level
 from kvassay.assess.levels.documents import DocumentLevel
 from kvassay.assess.levels.items import ItemLevel
@@ -20,8 +21,10 @@ def drawn_levels(contract: Contract, tokenizer: Any) -> tuple[Level, ...]:
         levels.append(scored)
     if contract.needs_text and contract.numeric.documents:
         levels.append(TensorLevel(contract, tokenizer, scored))
-    if contract.task:
+    if contract.teacher_forced_tasks:
         levels.append(ItemLevel(contract, tokenizer))
+    if contract.written_tasks:
+        levels.append(AnswerLevel(contract, tokenizer))
     if contract.has_free_running:
         # The documents of a level's pilot calibrate static scales and so are never judged.
         taken = {unit.id for level in levels if level.is_text for unit in level.pilot_units}

@@ -19,7 +19,7 @@ from kvassay.workloads.tasks.items import TaskItem, task_items
 
 
 class ItemLevel(Level):
-    """Rows of the table `items`, of all tasks of the contract."""
+    """Rows of the table `items`, of all tasks of the contract that are scored teacher-forced."""
 
     name = "items"
     words = "task items"
@@ -27,7 +27,7 @@ class ItemLevel(Level):
     def __init__(self, contract: Contract, tokenizer: Any) -> None:
         """Draw the items of every task; raises WorkloadError for a length that cannot be had."""
         self._contract = contract
-        self._tasks = dict(sorted(contract.task.items()))
+        self._tasks = contract.teacher_forced_tasks
         pilot, seed = contract.inference.pilot_items, contract.inference.seed
         drawn = {
             name: task_items(tokenizer, name, bound.settings, seed, range(pilot + bound.items))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 from kvassay.assess.arms import PlannedArm
 from kvassay.assess.levels.base import Columns, Cost, Level, PilotRows, Sink, Subject
+from kvassay.assess.levels.outputs import output_columns
 from kvassay.assess.levels.plan_entries import ClausePlan, PairedCounts, cluster_entry, pairs_entry, rate_entry
 from kvassay.core.clauses.free_running import (
     DivergedBound,
@@ -24,7 +24,6 @@ from kvassay.core.free_running_rule import (
     TokenIds,
     edit_distance,
     first_divergence,
-    ids_text,
     is_empty,
     parse_ids,
     repeated_share,
@@ -35,10 +34,8 @@ from kvassay.engines.transformers.generating import (
     Generation,
     GenerationPlan,
     Generator,
-    Output,
     Prompt,
     end_token_ids,
-    logit_drift,
 )
 from kvassay.engines.transformers.sampling import Greedy, Sampling, Seeded
 from kvassay.workloads.corpus import load_corpus
@@ -161,13 +158,9 @@ class PromptLevel(Level):
             "arm": [arm] * count,
             "slice": [unit.slice for unit in units],
             "prompt": [unit.id for unit in units],
-            "prompt_ids": [ids_text(self._prompt(unit).token_ids) for unit in units],
-            "end_ids": [ids_text(sorted(self._end_ids))] * count,
-            "reference_ids": [ids_text(output.token_ids) for output in reference.outputs],
-            "candidate_ids": [ids_text(output.token_ids) for output in found.outputs],
-            "reading_queries": [sum(reads > 0 for reads in output.stored_reads) for output in found.outputs],
-            "stored_reads": [_mean_reads(output) for output in found.outputs],
-            "logit_drift": [logit_drift(*both) for both in zip(reference.outputs, found.outputs, strict=True)],
+            **output_columns(
+                [self._prompt(unit).token_ids for unit in units], self._end_ids, reference, found, first_step=1
+            ),
         }
 
     def _pilot_pairs(self, arm: PlannedArm, rows: PilotRows, slice_name: str) -> list[tuple[TokenIds, TokenIds]]:
@@ -214,8 +207,3 @@ class PromptLevel(Level):
         if isinstance(bound, RepetitionBound):
             return repeated_share(ids) <= bound.repeated_share
         return not is_empty(ids, tuple(self._end_ids))
-
-
-def _mean_reads(output: Output) -> float | None:
-    """None where no query followed the prompt."""
-    return math.fsum(output.stored_reads) / len(output.stored_reads) if output.stored_reads else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 
 from kvassay.core.clauses.fields import Count, Margin, Section
 from kvassay.core.tasks.kinds import KIND_NAMES, KINDS, NEEDLE_KINDS, TaskKind
@@ -14,6 +14,15 @@ from kvassay.core.tasks.settings import TaskSettings, planned_in_slice
 TaskName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 ContextTokens = Annotated[int, Field(ge=128, le=1 << 24)]
 _SETTINGS = tuple(name for name in TaskSettings._fields if name != "kind")
+
+TEACHER_FORCED = "teacher-forced"
+WRITTEN = "written"
+PARSE = "parse"
+"""Name of the clause of a task on the share of its written answers that parse, behind the task's own."""
+_OF_WRITTEN = ("answer", "answer_tokens", "parse_margin", "lines")
+"""Fields that the effective contract holds of written tasks only."""
+ANSWER_SLACK_TOKENS = 8
+"""Beyond the bytes of the true answer, of which no tokenizer makes more tokens: room for a line break or an end."""
 
 
 class TaskBound(Section):
@@ -33,6 +42,14 @@ class TaskBound(Section):
     steps: tuple[Annotated[int, Field(ge=1, le=8)], ...] = Field(default=(), max_length=8)
     keys: int | None = Field(default=None, ge=2, le=32)
     values: int | None = Field(default=None, ge=2, le=8)
+    answer: Literal["teacher-forced", "written"] = TEACHER_FORCED
+    """Whether the true answer is given token by token, or the model writes one by itself."""
+    answer_tokens: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
+    """Most tokens of a written answer; by default what the true answer can take in any tokenizer."""
+    parse_margin: Margin | None = None
+    """Largest allowed loss of the share of written answers that parse, for kinds whose answers have a form."""
+    lines: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = Field(default=(), max_length=8)
+    """Lines of an answer of long generation."""
     slices: tuple[str, ...] = ()
     """Those that must be MET by themselves."""
 
@@ -50,6 +67,8 @@ class TaskBound(Section):
         kind = fields.get("kind")
         if not isinstance(kind, str) or kind not in KINDS:
             return fields
+        if KINDS[kind].written_only:
+            fields.setdefault("answer", WRITTEN)
         if fields.get("context_tokens"):
             # A length is given in tokens or in lines, so the default of the other does not count.
             fields.setdefault("context_lines", None)
@@ -58,6 +77,7 @@ class TaskBound(Section):
     @model_validator(mode="after")
     def _fits_its_kind(self) -> TaskBound:
         takes = KINDS[self.kind].defaults
+        takes_lines = "lines" in takes
         for name in _SETTINGS:
             value = getattr(self, name)
             if value not in (None, ()) and name not in takes:
@@ -66,7 +86,9 @@ class TaskBound(Section):
                 raise ValueError(f"{name} is empty; write some, or leave it out for {takes[name]}")
             if isinstance(value, tuple) and len(set(cast(tuple[Any, ...], value))) != len(cast(tuple[Any, ...], value)):
                 raise ValueError(f"{name} names something twice: {list(cast(tuple[Any, ...], value))}")
-        if (self.context_lines is None) == (not self.context_tokens):
+        self._check_answer()
+        # The length of what long generation writes again follows from its lines.
+        if not takes_lines and (self.context_lines is None) == (not self.context_tokens):
             raise ValueError("expected the length of a context once, as context_tokens or, for recall, context_lines")
         for index, name in enumerate(self.slices):
             if name not in self.settings.labels or name in self.slices[:index]:
@@ -74,6 +96,34 @@ class TaskBound(Section):
                     f"slices: found {name!r}; expected each once, of {', '.join(self.settings.labels) or 'none'}"
                 )
         return self
+
+    def _check_answer(self) -> None:
+        kind = KINDS[self.kind]
+        if not self.is_written:
+            if kind.written_only:
+                raise ValueError(
+                    f'kind {self.kind!r} under teacher forcing gives its lines away; write answer = "written"'
+                )
+            given = [name for name in ("answer_tokens", "parse_margin") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(f'{given[0]} is of written answers; add answer = "written", or remove it')
+        if self.parse_margin is not None and not kind.form.can_fail_to_parse:
+            able = ", ".join(name for name, one in KINDS.items() if one.form.can_fail_to_parse)
+            raise ValueError(f"parse_margin: any text is an answer of kind {self.kind!r}; kinds with a form: {able}")
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what only written answers have, where there are none: such a contract keeps its hash."""
+        found = cast("dict[str, Any]", handler(self))
+        return found if self.is_written else {name: found[name] for name in found if name not in _OF_WRITTEN}
+
+    @property
+    def is_written(self) -> bool:
+        return self.answer == WRITTEN
+
+    def most_tokens(self, expected: str) -> int:
+        """Tokens after which a written answer is cut, if nothing ended it before."""
+        return self.answer_tokens or len(expected.encode()) + ANSWER_SLACK_TOKENS
 
     @property
     def settings(self) -> TaskSettings:

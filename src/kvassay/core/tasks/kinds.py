@@ -6,16 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from kvassay.core.tasks.answers import (
+    JSON_OBJECT,
+    LINE,
+    LINES,
+    PREFIX,
+    SENTENCE,
+    TOOL_CALL,
+    AnswerForm,
     GeneratedScore,
-    begins_with,
-    scored_json,
-    scored_line,
-    scored_tool_call,
 )
 from kvassay.core.tasks.chains import arithmetic, variable_tracking
 from kvassay.core.tasks.common_words import common_words
 from kvassay.core.tasks.draws import Draws
 from kvassay.core.tasks.lists import recall
+from kvassay.core.tasks.long_generation import counting, table_copy
 from kvassay.core.tasks.needles import multi_key, multi_value, needle, passkey, rare_copy
 from kvassay.core.tasks.records import json_record, tool_call
 from kvassay.core.tasks.script import Facts, Script
@@ -33,6 +37,8 @@ TaskKind = Literal[
     "json",
     "tool-call",
     "arithmetic",
+    "counting",
+    "table-copy",
 ]
 KIND_NAMES: tuple[TaskKind, ...] = get_args(TaskKind)
 
@@ -44,26 +50,36 @@ class Kind(NamedTuple):
     script: Callable[[Draws, TaskSettings, Facts], Script]
     defaults: Mapping[str, Any]
     """The fields of `TaskSettings` that a contract may set, with their defaults. Others are refused."""
-    scored: Callable[[str, str], GeneratedScore]
-    """Expected and written answer to a score: for text that a model wrote by itself."""
+    form: AnswerForm
+    """How an answer is read that a model wrote by itself."""
+    written_only: bool = False
+    """Whether teacher forcing would give the answer away."""
+
+    def scored(self, expected: str, answer: str) -> GeneratedScore:
+        """The score of an answer that a model wrote by itself."""
+        return self.form.scored(expected, answer)
 
 
 _TOKENS = {"context_tokens": (512,)}
 _DEPTHS = {"depths": DEPTHS}
 
 KINDS: dict[str, Kind] = {
-    "recall": Kind(recall, {"context_lines": 24, "context_tokens": (), **_DEPTHS}, begins_with),
-    "passkey": Kind(passkey, {**_TOKENS, **_DEPTHS, "languages": ("en",)}, begins_with),
-    "needle": Kind(needle, {**_TOKENS, **_DEPTHS}, begins_with),
-    "multi-key": Kind(multi_key, {**_TOKENS, **_DEPTHS, "keys": 4}, begins_with),
-    "multi-value": Kind(multi_value, {**_TOKENS, "values": 2}, begins_with),
-    "variable-tracking": Kind(variable_tracking, {**_TOKENS, "hops": (1,)}, scored_line),
-    "common-words": Kind(common_words, _TOKENS, begins_with),
-    "rare-copy": Kind(rare_copy, {**_TOKENS, **_DEPTHS, "rarities": ("common", "rare")}, scored_line),
-    "json": Kind(json_record, {**_TOKENS, **_DEPTHS}, scored_json),
-    "tool-call": Kind(tool_call, {**_TOKENS, **_DEPTHS}, scored_tool_call),
-    "arithmetic": Kind(arithmetic, {**_TOKENS, **_DEPTHS, "steps": (1,)}, scored_line),
+    "recall": Kind(recall, {"context_lines": 24, "context_tokens": (), **_DEPTHS}, PREFIX),
+    "passkey": Kind(passkey, {**_TOKENS, **_DEPTHS, "languages": ("en",)}, PREFIX),
+    "needle": Kind(needle, {**_TOKENS, **_DEPTHS}, PREFIX),
+    "multi-key": Kind(multi_key, {**_TOKENS, **_DEPTHS, "keys": 4}, PREFIX),
+    "multi-value": Kind(multi_value, {**_TOKENS, "values": 2}, PREFIX),
+    "variable-tracking": Kind(variable_tracking, {**_TOKENS, "hops": (1,)}, LINE),
+    "common-words": Kind(common_words, _TOKENS, PREFIX),
+    "rare-copy": Kind(rare_copy, {**_TOKENS, **_DEPTHS, "rarities": ("common", "rare")}, SENTENCE),
+    "json": Kind(json_record, {**_TOKENS, **_DEPTHS}, JSON_OBJECT),
+    "tool-call": Kind(tool_call, {**_TOKENS, **_DEPTHS}, TOOL_CALL),
+    "arithmetic": Kind(arithmetic, {**_TOKENS, **_DEPTHS, "steps": (1,)}, LINE),
+    "counting": Kind(counting, {"lines": (16,)}, LINES, written_only=True),
+    "table-copy": Kind(table_copy, {"lines": (16,)}, LINES, written_only=True),
 }
+
+TEACHER_FORCED_KINDS: tuple[str, ...] = tuple(name for name, kind in KINDS.items() if not kind.written_only)
 
 
 class TaskDraw(NamedTuple):

@@ -1,30 +1,20 @@
-"""Long generation: prompts whose true continuation is known for as long as wanted, and how far a text follows it.
+"""Long generation: contexts whose true continuation is known for as long as wanted, and how far a text follows it.
 
-These are for free-running generation only. Under teacher forcing each line is given, and so says nothing of the next.
+For written answers only. Under teacher forcing each line is given, and so says nothing of the next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kvassay.core.tasks.draws import Draws
+from kvassay.core.tasks.script import Facts, Script
+from kvassay.core.tasks.settings import TaskSettings
 from kvassay.core.tasks.words import COMMON_WORDS, NOUNS
 
-LONG_KINDS = ("counting", "table-copy")
 SHOWN_LINES = 4
 """Of a count, before the model goes on."""
-
-
-class LongPrompt(NamedTuple):
-    id: str
-    """`KIND/SEED/N`."""
-    prompt: str
-    lines: tuple[str, ...]
-    """What should be written, line by line."""
-
-    @property
-    def expected(self) -> str:
-        return "".join(f"{line}\n" for line in self.lines)
 
 
 class Followed(NamedTuple):
@@ -38,43 +28,57 @@ class Followed(NamedTuple):
     """Whether all lines are there and right; what follows them is not looked at."""
 
 
-def long_prompt(kind: str, seed: int, index: int, lines: int) -> LongPrompt:
-    """Item `index` of a seed, with `lines` lines to write; raises ValueError for an unknown kind or no lines."""
-    if kind not in LONG_KINDS or lines < 1:
-        raise ValueError(f"found {kind!r} with {lines} lines; expected one of {', '.join(LONG_KINDS)} with 1 or more")
-    draws = Draws(f"long/{kind}/{seed}/{index}")
-    make = _counting if kind == "counting" else _table_copy
-    prompt, expected = make(draws, lines)
-    return LongPrompt(f"{kind}/{seed}/{index}", prompt, expected)
+def followed(expected: str, text: str) -> Followed:
+    """Compare a written text, which may stop early or go on after the end, with the lines that it should have.
 
-
-def followed(prompt: LongPrompt, text: str) -> Followed:
-    """Compare a generated text, which may stop early or go on after the end, with what should have been written."""
-    # The last line counts without its line break too, since a model may stop there.
-    true = prompt.expected.removesuffix("\n")
-    pairs = zip(text, prompt.expected, strict=False)
+    `expected` joins them with line breaks. The last one counts without its own, since a model may stop there.
+    """
+    true = f"{expected}\n"
+    pairs = zip(text, true, strict=False)
     divergence = next((place for place, (written, wanted) in enumerate(pairs) if written != wanted), None)
-    valid = text.startswith(true) and divergence is None
+    valid = text.startswith(expected) and divergence is None
     agreed = len(text) if divergence is None else divergence
-    right = len(prompt.lines) if valid else prompt.expected[:agreed].count("\n")
+    right = line_count(expected) if valid else true[:agreed].count("\n")
     return Followed(right, divergence, valid)
 
 
-def _counting(draws: Draws, lines: int) -> tuple[str, tuple[str, ...]]:
-    """A thing is counted from a drawn number on, in a drawn step."""
+def line_count(expected: str) -> int:
+    return expected.count("\n") + 1
+
+
+def lines_ended(expected: str, text: str) -> bool:
+    """Whether as many lines are written as are asked for, right or wrong."""
+    return text.count("\n") >= line_count(expected)
+
+
+def written_lines(expected: str, text: str) -> str:
+    """The text as far as lines are asked for."""
+    return "\n".join(text.split("\n")[: line_count(expected)])
+
+
+def counting(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
+    """A thing is counted from a drawn number on, in a drawn step; the last line that is shown asks for the next."""
     noun = draws.choice("noun", NOUNS)
     first, step = draws.integer("first", 10, 999), draws.integer("step", 1, 3)
-    counted = [f"{noun} {first + step * place}" for place in range(SHOWN_LINES + lines)]
-    heading = f"A count in steps of {step}.\n\n"
-    return heading + "".join(f"{line}\n" for line in counted[:SHOWN_LINES]), tuple(counted[SHOWN_LINES:])
+    counted = [f"{noun} {first + step * place}" for place in range(SHOWN_LINES + int(facts["lines"]))]
+    shown = [f"{line}\n" for line in counted[:SHOWN_LINES]]
+    return _script(noun, f"A count in steps of {step}.\n\n" + "".join(shown[:-1]), shown[-1], counted[SHOWN_LINES:])
 
 
-def _table_copy(draws: Draws, lines: int) -> tuple[str, tuple[str, ...]]:
+def table_copy(draws: Draws, settings: TaskSettings, facts: Facts) -> Script:
     """A table that is to be written again, row by row."""
     numbers = draws.integers("numbers", 1000, 99_999)
     rows: list[str] = []
-    for place in range(lines):
+    for place in range(int(facts["lines"])):
         noun, word = draws.choice(f"noun/{place}", NOUNS), draws.choice(f"word/{place}", COMMON_WORDS)
         rows.append(f"| {noun} | {next(numbers)} | {word} |")
     table = "".join(f"{row}\n" for row in rows)
-    return f"The table:\n\n{table}\nThe same table again:\n\n", tuple(rows)
+    return _script("table", f"The table:\n\n{table}", "\nThe same table again:\n\n", rows)
+
+
+def _script(question: str, heading: str, ask: str, lines: Sequence[str]) -> Script:
+    return Script(question, "\n".join(lines), heading, entries=(), ask=ask, filler=_none, lead="")
+
+
+def _none(nouns: Sequence[str]) -> Iterator[str]:
+    return iter(())

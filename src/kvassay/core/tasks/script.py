@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
 
 class Script(NamedTuple):
-    """`heading`, filler with the entries in it, `ask`, a space, `expected`: the whole text of an item."""
+    """`heading`, filler with the entries in it, `ask`, `lead`, `expected`: the whole text of an item."""
 
     question: str
     """What is asked for in short, as the rows hold it."""
@@ -28,10 +28,12 @@ class Script(NamedTuple):
     ask: str
     filler: Callable[[Sequence[str]], Iterator[str]]
     """Units of filler, given the nouns in the order in which they may serve as keys. None of them gives the answer."""
+    lead: str = " "
+    """What stands between the question and the answer."""
 
     @property
     def answer(self) -> str:
-        return " " + self.expected
+        return self.lead + self.expected
 
 
 Facts = dict[str, str]

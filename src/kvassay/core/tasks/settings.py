@@ -29,6 +29,8 @@ class TaskSettings(NamedTuple):
     steps: tuple[int, ...] = ()
     keys: int | None = None
     values: int | None = None
+    lines: tuple[int, ...] = ()
+    """Of an answer, for long generation."""
 
     @property
     def axes(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -40,6 +42,7 @@ class TaskSettings(NamedTuple):
             "rarity": self.rarities,
             "hops": self.hops,
             "steps": self.steps,
+            "lines": self.lines,
         }
         return tuple((name, tuple(map(str, values))) for name, values in named.items() if values)
 

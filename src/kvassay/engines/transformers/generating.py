@@ -7,7 +7,7 @@ same prompts in the same batches, share what the shape does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -32,6 +32,10 @@ from kvassay.errors import ModelError, WorkloadError
 class Prompt(NamedTuple):
     id: str
     token_ids: tuple[int, ...]
+
+
+Ended = Callable[[int, Sequence[int]], bool]
+"""Whether the output so far of the prompt at this place of a plan is over. It is asked after every token."""
 
 
 class Output(NamedTuple):
@@ -60,6 +64,11 @@ class GenerationPlan(NamedTuple):
     sampling: Sampling
     prefill_reads: PrefillReads = "exact"
     """Whether a prompt runs in one piece, or token by token, each of which reads what the cache then holds."""
+    context_tokens: int | None = None
+    """Of prompts that run in two pieces, tokens of the first: the second reads what the cache then holds of it, as the
+    next turn of a conversation reads the turns before."""
+    ended: Ended | None = None
+    """Ends outputs beside `end_ids`."""
 
 
 class CacheFormat(NamedTuple):
@@ -89,11 +98,14 @@ class Generator:
     def run(self, plan: GenerationPlan, stored: CacheFormat) -> Generation:
         """Generate from every prompt of the plan over one new cache.
 
-        Raises WorkloadError for prompts of unequal length, ModelError if logits are not finite.
+        Raises WorkloadError for prompts of unequal length or that cannot be cut as the plan says, ModelError if logits
+        are not finite.
         """
         lengths = {len(prompt.token_ids) for prompt in plan.prompts}
         if len(lengths) != 1 or not min(lengths):
             raise WorkloadError(f"prompts of one batch have equal length and a token at least, found {sorted(lengths)}")
+        if plan.context_tokens is not None and not 0 < plan.context_tokens < min(lengths):
+            raise WorkloadError(f"prompts of {min(lengths)} tokens cannot be cut after {plan.context_tokens}")
         cache = QuantizedCache(
             self._model.config,
             stored.kv_format,
@@ -106,23 +118,28 @@ class Generator:
         chosen: list[Tensor] = []
         tops: list[Tensor] = []
         reads: list[int] = []
-        going = torch.ones(len(names), dtype=torch.bool)
+        written: list[list[int]] = [[] for _ in names]
+        going = dict.fromkeys(range(len(names)))  # in order
         for step in range(plan.tokens):
             logits = self._logits(hidden)
             chosen.append(choose(plan.sampling, logits, names, step).cpu())
             tops.append(logits.max(dim=-1).values.double().cpu())
-            going &= torch.tensor([int(token) not in plan.end_ids for token in chosen[-1]])
-            if step == plan.tokens - 1 or not going.any():
+            for row in list(going):
+                written[row].append(int(chosen[-1][row]))
+                if _is_over(plan, row, written[row]):
+                    del going[row]
+            if step == plan.tokens - 1 or not going:
                 break
             hidden = self._step(cache, chosen[-1][:, None])
             reads.append(_stored_reads(cache))
-        return Generation(_outputs(plan, torch.stack(chosen), torch.stack(tops), reads), _encode_counts(cache))
+        return Generation(_outputs(written, torch.stack(tops), reads), _encode_counts(cache))
 
     def _prefill(self, plan: GenerationPlan, cache: QuantizedCache) -> Tensor:
         """Hidden states `[prompts, hidden]` of the prompts' last tokens."""
         ids = torch.tensor([prompt.token_ids for prompt in plan.prompts])
         if plan.prefill_reads == "exact":
-            return self._step(cache, ids)
+            pieces = [ids] if plan.context_tokens is None else ids.tensor_split([plan.context_tokens], dim=1)
+            return [self._step(cache, piece) for piece in pieces][-1]
         hidden = self._step(cache, ids[:, :1])
         for position in range(1, ids.shape[1]):
             hidden = self._step(cache, ids[:, position : position + 1])
@@ -142,15 +159,15 @@ class Generator:
         return logits
 
 
-def _outputs(plan: GenerationPlan, chosen: Tensor, tops: Tensor, reads: Sequence[int]) -> tuple[Output, ...]:
-    """`chosen` and `tops` are `[steps, prompts]`; each output ends with its first end token."""
-    found: list[Output] = []
-    for row in range(len(plan.prompts)):
-        ids = [int(token) for token in chosen[:, row]]
-        ends = [index for index, token in enumerate(ids) if token in plan.end_ids]
-        kept = ends[0] + 1 if ends else len(ids)
-        found.append(Output(tuple(ids[:kept]), tuple(reads[: kept - 1]), tops[:kept, row]))
-    return tuple(found)
+def _is_over(plan: GenerationPlan, row: int, ids: Sequence[int]) -> bool:
+    return ids[-1] in plan.end_ids or (plan.ended is not None and plan.ended(row, ids))
+
+
+def _outputs(written: Sequence[Sequence[int]], tops: Tensor, reads: Sequence[int]) -> tuple[Output, ...]:
+    """`written` are the ids of each prompt's output, `tops` is `[steps, prompts]` and goes on behind an end."""
+    return tuple(
+        Output(tuple(ids), tuple(reads[: len(ids) - 1]), tops[: len(ids), row]) for row, ids in enumerate(written)
+    )
 
 
 def _stored_reads(cache: QuantizedCache) -> int:
@@ -188,17 +205,18 @@ def _encode_counts(cache: QuantizedCache) -> EncodeCounts:
     return EncodeCounts(encoded, sum(store.clipped_values for store in stores))
 
 
-def logit_drift(reference: Output, candidate: Output) -> float | None:
-    """The largest change of the highest logit over the steps after the first whose history both outputs share.
+def logit_drift(reference: Output, candidate: Output, first_step: int = 1) -> float | None:
+    """The largest change of the highest logit over the steps whose history both outputs share.
 
-    None where there is none: an output of one token, or a difference in the first.
+    From step 1 on, since a prompt in one piece reads no codes; from step 0 where its end reads some. None where there
+    is no such step: an output of one token, or a difference in the first.
     """
     shared = 0
     for one, other in zip(reference.token_ids, candidate.token_ids, strict=False):
         shared += 1
         if one != other:
             break
-    if shared < 2:
+    if shared <= first_step:
         return None
-    moved = (reference.top_logits[1:shared] - candidate.top_logits[1:shared]).abs()
+    moved = (reference.top_logits[first_step:shared] - candidate.top_logits[first_step:shared]).abs()
     return float(moved.max())

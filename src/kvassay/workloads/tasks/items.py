@@ -45,12 +45,37 @@ def task_items(
     With `context_tokens` an item has as many units of filler as fit. Raises WorkloadError where the fixed parts alone
     take half of that, or where a list would need more keys than there are.
     """
-    first_tokens = {noun: _first_token(tokenizer, noun) for noun in NOUNS}
+    first_tokens = noun_tokens(tokenizer)
     start = bos_ids(tokenizer)
     return [
         _item(tokenizer, start, first_tokens, name, settings, task_draw(name, settings, seed, index))
         for index in indices
     ]
+
+
+def noun_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The first token of each noun at the beginning of a line."""
+    return {noun: _first_token(tokenizer, noun) for noun in NOUNS}
+
+
+def context_text(
+    tokenizer: Tokenizer,
+    start: tuple[int, ...],
+    first_tokens: dict[str, int],
+    name: str,
+    settings: TaskSettings,
+    draw: TaskDraw,
+) -> str:
+    """All of an item's text before what asks. `start` are the tokens before the text, `first_tokens` those of nouns."""
+    if settings.lines:
+        return _prompt(draw.script, ())  # as long as what is to be written makes it
+    nouns = _ordered_nouns(draw, first_tokens)
+    if draw.context_tokens is None:
+        assert settings.context_lines is not None, "a task without context_tokens has context_lines"
+        units = _list_units(draw, nouns, settings.context_lines)
+    else:
+        units = _fitted_units(tokenizer, name, draw, nouns, draw.context_tokens - len(start))
+    return _prompt(draw.script, units)
 
 
 def _item(
@@ -61,17 +86,11 @@ def _item(
     settings: TaskSettings,
     draw: TaskDraw,
 ) -> TaskItem:
-    nouns = _ordered_nouns(draw, first_tokens)
-    if draw.context_tokens is None:
-        assert settings.context_lines is not None, "a task without context_tokens has context_lines"
-        units = _list_units(draw, nouns, settings.context_lines)
-    else:
-        units = _fitted_units(tokenizer, name, draw, nouns, draw.context_tokens - len(start))
-    prompt = _prompt(draw.script, units)
+    prompt = context_text(tokenizer, start, first_tokens, name, settings, draw)
     question = prompt + draw.script.ask
     whole = token_ids(tokenizer, question + draw.script.answer)
-    question_begins = _shared_length(token_ids(tokenizer, prompt), whole)
-    answer_begins = _shared_length(token_ids(tokenizer, question), whole)
+    question_begins = shared_length(token_ids(tokenizer, prompt), whole)
+    answer_begins = shared_length(token_ids(tokenizer, question), whole)
     item = TaskItem(
         id=draw.id,
         task=name,
@@ -82,13 +101,18 @@ def _item(
         question=draw.question,
         expected=draw.expected,
     )
-    if draw.context_tokens is not None and not length_fits(len(item.prompt_ids), draw.context_tokens):
-        rest = len(item.token_ids) - len(item.prompt_ids)
+    check_context_share(name, draw, len(item.prompt_ids), len(item.token_ids))
+    return item
+
+
+def check_context_share(name: str, draw: TaskDraw, context: int, whole: int) -> None:
+    """Raise WorkloadError for an item most of which is question and answer."""
+    if draw.context_tokens is not None and not length_fits(context, draw.context_tokens):
+        rest = whole - context
         raise WorkloadError(
-            f"task {name}: of {draw.context_tokens} context_tokens, {draw.id} leaves {len(item.prompt_ids)} to what is "
+            f"task {name}: of {draw.context_tokens} context_tokens, {draw.id} leaves {context} to what is "
             f"read back, since question and answer take {rest}; raise context_tokens to {4 * rest} or more"
         )
-    return item
 
 
 def _fitted_units(tokenizer: Tokenizer, name: str, draw: TaskDraw, nouns: Sequence[str], budget: int) -> list[str]:
@@ -157,12 +181,12 @@ def _ordered_nouns(draw: TaskDraw, first_tokens: dict[str, int]) -> list[str]:
 
 
 def _first_token(tokenizer: Tokenizer, word: str) -> int:
-    """The first token of `word` at the beginning of a line."""
     line = token_ids(tokenizer, f"\n{word}:")
-    return line[min(_shared_length(token_ids(tokenizer, "\n"), line), len(line) - 1)]
+    return line[min(shared_length(token_ids(tokenizer, "\n"), line), len(line) - 1)]
 
 
-def _shared_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+def shared_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """How many tokens both begin with."""
     for index, pair in enumerate(zip(first, second, strict=False)):
         if pair[0] != pair[1]:
             return index
