@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvassay.errors import MissingExtraError, UsageError
+from kvassay.pack.tables import TABLE_COLUMNS
 from kvassay.scale.cell import items_of
 from kvassay.scale.executors.base import Job
 from kvassay.scale.executors.local import LocalExecutor
@@ -67,7 +68,7 @@ def test_local_processes_slurm_and_shards_give_the_same_rows_and_verdicts(plan, 
         rows[name] = merged_rows(job, plan, tmp_path / f"{name}-packs")
     assert rows["local"] == rows["shards"]
     assert rows["slurm"] == rows["shards"]
-    assert len(rows["local"]) == 4 * 5
+    assert len(rows["local"]) == 4 * (len(TABLE_COLUMNS) + 1)
 
 
 @pytest.mark.slow
