@@ -30,7 +30,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 test: lint
 	$(PYTEST)
 
-# Every pair of cases, and more random ones: about an hour.
+# Every pair of cases, and more random ones.
 thorough: lint
 	KVASSAY_THOROUGH=1 KVASSAY_CACHE_STEPS=10000 $(PYTEST)
 

@@ -34,19 +34,37 @@ ODD_TEXTS = [
 ODD_NUMBERS = [0, 1, 127, 128, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
 
 
+Edit = Callable[[bytes, int, int, int], bytes]
+"""Data, a place, which kind of edit, and which of its values."""
+
+
 @st.composite
-def json_mutations(draw: st.DrawFn) -> Mutation:
-    """One to four edits of the values of a JSON text."""
+def _edited(draw: st.DrawFn, edit: Edit, kinds: int, most: int) -> Mutation:
+    """One to `most` edits, one after another."""
     edits = draw(
-        st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7), st.integers(0, 10**6)), min_size=1, max_size=4)
+        st.lists(
+            st.tuples(st.integers(0, 10**9), st.integers(0, kinds - 1), st.integers(0, 10**6)),
+            min_size=1,
+            max_size=most,
+        )
     )
 
     def apply(data: bytes) -> bytes:
         for place, what, which in edits:
-            data = _edit_json(data, place, what, which)
+            data = edit(data, place, what, which)
         return data
 
     return apply
+
+
+def json_mutations() -> st.SearchStrategy[Mutation]:
+    """One to four edits of the values of a JSON text."""
+    return _edited(_edit_json, kinds=8, most=4)
+
+
+def byte_mutations() -> st.SearchStrategy[Mutation]:
+    """One to six edits of bytes: flips, cuts, repeats, and numbers of every width over what is there."""
+    return _edited(_edit_bytes, kinds=7, most=6)
 
 
 def _edit_json(data: bytes, place: int, what: int, which: int) -> bytes:
@@ -86,21 +104,6 @@ def _spots(value: Any) -> Any:
             yield holder, key
             if isinstance(holder[key], dict | list):
                 pending.append(holder[key])
-
-
-@st.composite
-def byte_mutations(draw: st.DrawFn) -> Mutation:
-    """One to six edits of bytes: flips, cuts, repeats, and numbers of every width over what is there."""
-    edits = draw(
-        st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 6), st.integers(0, 10**6)), min_size=1, max_size=6)
-    )
-
-    def apply(data: bytes) -> bytes:
-        for place, what, which in edits:
-            data = _edit_bytes(data, place, what, which)
-        return data
-
-    return apply
 
 
 def _edit_bytes(data: bytes, place: int, what: int, which: int) -> bytes:

@@ -182,9 +182,9 @@ def subject_record() -> dict[str, Any]:
 def write_rows(pack: PackWriter) -> None:
     for arm in MEAN_KL_NATS:
         for document in range(20):
-            pack.append_tokens(token_rows(arm, document))
-        pack.append_items(item_rows(arm))
-        pack.append_tensors(tensor_rows(arm))
+            pack.append("tokens", token_rows(arm, document))
+        pack.append("items", item_rows(arm))
+        pack.append("tensors", tensor_rows(arm))
 
 
 def fill(pack: PackWriter) -> None:

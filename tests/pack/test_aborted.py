@@ -46,7 +46,7 @@ def write_aborted(out: Path, after: tuple[EarlierRun, ...] = (), whole: bool = F
         else:
             pack.write_plan({"documents": 20})
             for document in range(3):
-                pack.append_tokens(token_rows("kivi-4", document))
+                pack.append("tokens", token_rows("kivi-4", document))
         manifest = pack.abort(RECORD.model_dump(mode="json"))
         assert manifest is not None
         return manifest.root
@@ -145,7 +145,7 @@ def test_without_rows_nothing_is_kept(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_finished_leave_nothing(tmp_path: Path, monkeypatch) -> None:
     with PackWriter(tmp_path / "out", CONTRACT, CONTRACT_TOML) as pack:
-        pack.append_tokens(token_rows("kivi-4", 0))
+        pack.append("tokens", token_rows("kivi-4", 0))
 
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
@@ -202,7 +202,7 @@ from tests.pack.test_aborted import CONTRACT, RECORD
 def command():
     with PackWriter(Path(sys.argv[1]), CONTRACT, CONTRACT_TOML) as pack:
         pack.write_plan({})
-        pack.append_tokens(token_rows("kivi-4", 0))
+        pack.append("tokens", token_rows("kivi-4", 0))
         try:
             print("measuring", flush=True)
             time.sleep(60)

@@ -39,7 +39,7 @@ def main(out, num_rows, text_nbytes):
     try:
         with PackWriter(out, parse_contract(TOML), TOML) as pack:
             pack.write_report("x" * text_nbytes)
-            pack.append_tokens(rows(num_rows))
+            pack.append("tokens", rows(num_rows))
             pack.commit()
     except PackError as error:
         print(error)

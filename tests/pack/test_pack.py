@@ -96,7 +96,7 @@ def test_an_existing_folder_is_refused_before_any_work(tmp_path: Path) -> None:
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     def run() -> None:
         with open_pack(tmp_path / "pack") as pack:
-            pack.append_tokens(token_rows("kivi-4", 0))
+            pack.append("tokens", token_rows("kivi-4", 0))
             raise error
 
     with pytest.raises(error):
@@ -114,10 +114,10 @@ def test_an_incomplete_pack_is_not_put_in_place(tmp_path: Path) -> None:
 
 def test_rows_cannot_be_added_to_what_was_judged(tmp_path: Path) -> None:
     with open_pack(tmp_path / "pack") as pack:
-        pack.append_tokens(token_rows("kivi-4", 0))
+        pack.append("tokens", token_rows("kivi-4", 0))
         assert pack.tables().tokens.num_rows == 6
         with pytest.raises(PackError, match="read back already"):
-            pack.append_tokens(token_rows("kivi-4", 1))
+            pack.append("tokens", token_rows("kivi-4", 1))
 
 
 def test_absent_is_null_and_never_nan(tmp_path: Path) -> None:

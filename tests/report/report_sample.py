@@ -288,9 +288,9 @@ def write_sample(
             for arm in MEAN_KL_NATS:
                 name = names.get(arm, arm)
                 for document in range(DOCUMENTS):
-                    pack.append_tokens(token_rows(arm, name, document, slices))
-                pack.append_items(item_rows(arm, name))
-                pack.append_tensors(tensor_rows(arm, name))
+                    pack.append("tokens", token_rows(arm, name, document, slices))
+                pack.append("items", item_rows(arm, name))
+                pack.append("tensors", tensor_rows(arm, name))
         pack.write_plan({} if bare else plan_record())
         pack.write_arms(arms)
         pack.write_ledgers(ledgers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from kvassay.assess.arms import planned_arms
 from kvassay.assess.checks import check_before_loading, check_subject
 from kvassay.assess.environment import environment_record, peak_rss_nbytes
 from kvassay.assess.given_scales import read_given_scales
-from kvassay.assess.levels.base import Columns, Level, Subject, Tally
+from kvassay.assess.levels.base import Columns, Level, Sink, Subject, Tally
 from kvassay.assess.levels.drawn import drawn_levels
 from kvassay.assess.pilot import Pilot, run_pilot
 from kvassay.assess.planning import plan_record
@@ -27,9 +27,9 @@ from kvassay.core.records import Verdicts
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.loading import LoadedModel, load_model
 from kvassay.errors import KEPT, printable
-from kvassay.judge import judge
 from kvassay.pack.aborted import AbortedRun, read_earlier
 from kvassay.pack.layout import PackManifest
+from kvassay.pack.rejudge import judge_tables
 from kvassay.pack.writer import PackWriter
 from kvassay.report import chart_specs, headline, render_report
 
@@ -146,16 +146,8 @@ class _Run:
 
     def measure(self, pack: PackWriter) -> None:
         pack.write_plan(self.plan)
-        append = {
-            "tokens": pack.append_tokens,
-            "items": pack.append_items,
-            "tensors": pack.append_tensors,
-            "generations": pack.append_generations,
-            "answers": pack.append_answers,
-        }
-
         for level in self._levels:
-            self._measure_level(level, append)
+            self._measure_level(level, pack.append)
         with _timed(self._seconds, "ledgers"):
             assert self._loaded is not None, "prepare comes first"
             self._ledgers = measure_ledgers(self._loaded, self._levels, self._subject)
@@ -163,7 +155,7 @@ class _Run:
         scales = None if self._scales is None else self._scales.record
         pack.write_subject(subject_record(self._model_name, self._contract, self._loaded, self._levels, scales))
 
-    def _measure_level(self, level: Level, append: Mapping[str, Callable[[Columns], None]]) -> None:
+    def _measure_level(self, level: Level, append: Sink) -> None:
         """All units of a level, or as many of each of its parts as the sequential design needs."""
         self._progress.stage(level.words, len(level.units))
         with _timed(self._seconds, level.name):
@@ -172,14 +164,12 @@ class _Run:
             self._progress.note(f"{level.words}: settled after {len(measured)} of {len(level.units)}")
             level.units = measured  # what the record names
 
-    def _measure_part(
-        self, level: Level, units: Sequence[Any], append: Mapping[str, Callable[[Columns], None]]
-    ) -> Sequence[Any]:
+    def _measure_part(self, level: Level, units: Sequence[Any], append: Sink) -> Sequence[Any]:
         """Those that were measured: all, unless the sequential design stops."""
         stop, before = SequentialStop(self._contract, self._arms), self._done[level.name]
 
         def sink(table: str, columns: Columns) -> None:
-            append[table](columns)
+            append(table, columns)
             stop.see(table, columns)
 
         def done() -> bool:
@@ -195,18 +185,8 @@ class _Run:
         arms = [arm_record(arm, sources.get(arm.name), self._tally) for arm in self._arms]
         pack.write_arms(arms)
         tables = pack.tables()
-        computed = {name: pair.computed for name, pair in self._ledgers.items()}
         with _timed(self._seconds, "judge"):
-            verdicts = judge(
-                self._contract,
-                arms,
-                computed,
-                tables.tokens,
-                tables.items,
-                generations=tables.generations,
-                answers=tables.answers,
-                tensors=tables.tensors,
-            )
+            verdicts = judge_tables(self._contract, arms, self._ledgers, tables)
         pack.write_verdicts(verdicts)
         return verdicts
 

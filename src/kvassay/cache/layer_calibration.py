@@ -1,13 +1,14 @@
-"""Static scales of a layer: what was given for it, and whether it is what the format needs."""
+"""What a layer was given: static scales and a key transform, and whether they are what the format needs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from kvassay.cache.cohorts import LayerCalibration
+from kvassay.cache.key_transform import KeyTransform
 from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import KVFormat, head_groups
-from kvassay.errors import CalibrationError
+from kvassay.errors import CalibrationError, FormatError
 from kvassay.formats.calibration import require_calibration
 
 
@@ -41,3 +42,17 @@ def require_layer_calibration(
                 )
             dim = geometry.head_dim if name == "keys" else geometry.value_dim
             require_calibration(plan.spec, len(group.heads), dim, calibration.parameters, calibration.source, where)
+
+
+def required_key_transform(
+    kv_format: KVFormat, layer: int, given: Mapping[int, KeyTransform] | None
+) -> KeyTransform | None:
+    """The transform of one layer; never one for a format that does not ask for it."""
+    if not kv_format.transforms_keys:
+        return None
+    if given is None or layer not in given:
+        raise FormatError(
+            f"{kv_format.name} needs the model's key bias and rotary embedding, and got none for layer {layer}; "
+            "make the cache with QuantizedCache.for_model(model, format), or pass key_transforms="
+        )
+    return given[layer]

@@ -18,7 +18,7 @@ from kvassay.cache.cache_identity import require_same_format
 from kvassay.cache.cohorts import LayerCalibration, row_numbers
 from kvassay.cache.graph_capture import BREAK_REASON, require_no_export
 from kvassay.cache.key_transform import KeyTransform
-from kvassay.cache.layer_calibration import layer_calibration, require_layer_calibration
+from kvassay.cache.layer_calibration import layer_calibration, require_layer_calibration, required_key_transform
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
 from kvassay.cache.offload import Offload, OffloadCounts
 from kvassay.cache.quantized_layer import QuantizedLayer
@@ -29,7 +29,7 @@ from kvassay.core.geometry import Owner, geometry_from_config
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
 from kvassay.core.serving import check_serves
-from kvassay.errors import CacheStateError, FormatError, GeometryError
+from kvassay.errors import CacheStateError, GeometryError
 
 
 class QuantizedCache(Cache):
@@ -81,7 +81,7 @@ class QuantizedCache(Cache):
         for index, geometry in enumerate(self.geometry.layers):
             scales = layer_calibration(calibration, self.kv_format, index, geometry)
             require_layer_calibration(self.kv_format, index, geometry, scales)
-            transform = self._key_transform(index, key_transforms)
+            transform = required_key_transform(self.kv_format, index, key_transforms)
             layers.append(
                 QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding, offload, attention)
             )
@@ -394,14 +394,3 @@ class QuantizedCache(Cache):
             attention=self._attention,
             offload=self._offload,
         )
-
-    def _key_transform(self, index: int, given: Mapping[int, KeyTransform] | None) -> KeyTransform | None:
-        """The transform of one layer; never one for a format that does not ask for it."""
-        if not self.kv_format.transforms_keys:
-            return None
-        if given is None or index not in given:
-            raise FormatError(
-                f"{self.kv_format.name} needs the model's key bias and rotary embedding, and got none for layer "
-                f"{index}; make the cache with QuantizedCache.for_model(model, format), or pass key_transforms="
-            )
-        return given[index]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from kvassay.cache.arguments import whole_number
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath
-from kvassay.cache.cohorts import Cohort, LayerCalibration, StoredHeads, read_cohorts, row_numbers, select_rows
+from kvassay.cache.cohorts import Cohort, LayerCalibration, read_cohorts, row_numbers, select_rows
 from kvassay.cache.kernel_obstacle import layer_obstacle
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.new_states import check_states, shares, without_padding
@@ -31,10 +31,10 @@ from kvassay.cache.side_append import Change
 from kvassay.cache.side_codec import OnClip
 from kvassay.cache.side_store import SideStore
 from kvassay.cache.step_append import LayerStep
+from kvassay.cache.store_maker import StoreMaker
 from kvassay.core.geometry import LayerGeometry
-from kvassay.core.kv_format import HeadGroup, KVFormat, head_groups
+from kvassay.core.kv_format import KVFormat, head_groups
 from kvassay.errors import CacheStateError
-from kvassay.formats import Calibration
 
 
 class LayerState(NamedTuple):
@@ -86,12 +86,13 @@ class QuantizedLayer(CacheLayerMixin):
         self.geometry = geometry
         self.is_sliding = geometry.sliding_window is not None
         self.record_past = False
-        self._format = kv_format
         self._index = index
         self._groups = head_groups(kv_format, index, geometry)
         self.calibration = calibration
         self.key_transform = key_transform
-        self._on_clip: OnClip = on_clip
+        self._maker = StoreMaker(
+            self._groups, calibration, geometry, kv_format.exact_dtype, index, on_clip, key_transform, offload
+        )
         self._left_padding = None if left_padding is None else tuple(left_padding)
         self._offload = offload
         self._next_layer: weakref.ref[QuantizedLayer] | None = None
@@ -198,7 +199,8 @@ class QuantizedLayer(CacheLayerMixin):
         # A cache holds numbers, not a graph: a training step that needs gradients through keys keeps its own.
         key_states, value_states = key_states.detach(), value_states.detach()
         num_new = key_states.shape[2]
-        cohorts = self.cohorts or self._first_cohorts(key_states.shape[0])
+        padding = self._left_padding or (0,) * key_states.shape[0]
+        cohorts = self.cohorts or self._maker.cohorts(padding, recording=self.record_past)
         # All that can fail comes before the first commit, so that an error leaves the whole layer as it was.
         pending = [
             (store, store.prepare(states))
@@ -349,14 +351,7 @@ class QuantizedLayer(CacheLayerMixin):
 
     def empty_cohort(self, rows: Sequence[int], padding: int) -> Cohort:
         """Rows without tokens, with stores as this layer makes them."""
-        return Cohort(
-            tuple(rows),
-            padding,
-            tuple(
-                StoredHeads(group.heads, self._store(group, "keys", keys), self._store(group, "values", values))
-                for group, (keys, values) in zip(self._groups, self.calibration, strict=True)
-            ),
-        )
+        return self._maker.cohort(rows, padding, recording=self.record_past)
 
     def offload(self) -> None:
         raise CacheStateError(
@@ -378,30 +373,6 @@ class QuantizedLayer(CacheLayerMixin):
             # transformers' sliding layer shows what it recorded, so that a caller sees what a crop would bring back.
             begin = min(begin, max(one.padding + store.first_token for one in self.cohorts for store in one.stores))
         return self.read_columns(self.cohorts, side, self._dtype, begin, self.columns)
-
-    def _first_cohorts(self, rows: int) -> tuple[Cohort, ...]:
-        padding = self._left_padding or (0,) * rows
-        by_padding: dict[int, list[int]] = {}
-        for row, count in enumerate(padding):
-            by_padding.setdefault(count, []).append(row)
-        return tuple(self.empty_cohort(members, count) for count, members in by_padding.items())
-
-    def _store(self, group: HeadGroup, side: str, calibration: Calibration | None) -> SideStore:
-        transform = self.key_transform if side == "keys" else None
-        some = "" if len(self._groups) == 1 else f", heads {', '.join(map(str, group.heads))}"
-        store = SideStore(
-            group.keys if side == "keys" else group.values,
-            len(group.heads),
-            self.geometry.head_dim if side == "keys" else self.geometry.value_dim,
-            self._format.exact_dtype,
-            calibration=calibration,
-            key_transform=None if transform is None else transform.for_heads(group.heads),
-            on_clip=self._on_clip,
-            name=f"{side} of layer {self._index}{some}",
-            slabs_for=None if self._offload is None else partial(self._offload.slabs, self._index),
-        )
-        store.recording = self.record_past
-        return store
 
     def _check_states(self, key_states: Tensor, value_states: Tensor) -> None:
         given = None if self._left_padding is None else len(self._left_padding)

@@ -32,7 +32,7 @@ class PackWriter:
     """A pack in the making; use it as a context manager, and end with `commit`.
 
         with PackWriter(out, contract, contract_toml) as pack:
-            pack.append_tokens({"arm": "kivi-4", "document": "d1", "position": positions, ...})
+            pack.append("tokens", {"arm": "kivi-4", "document": "d1", "position": positions, ...})
             tables = pack.tables()
             pack.write_verdicts(judge(contract, arms, computed, tables.tokens, tables.items, tensors=tables.tensors))
             ...
@@ -72,20 +72,12 @@ class PackWriter:
     ) -> None:
         self._folder.__exit__(kind, error, traceback)
 
-    def append_tokens(self, rows: Rows) -> None:
-        self._append("tokens", rows)
-
-    def append_items(self, rows: Rows) -> None:
-        self._append("items", rows)
-
-    def append_tensors(self, rows: Rows) -> None:
-        self._append("tensors", rows)
-
-    def append_generations(self, rows: Rows) -> None:
-        self._append("generations", rows)
-
-    def append_answers(self, rows: Rows) -> None:
-        self._append("answers", rows)
+    def append(self, table: str, rows: Rows) -> None:
+        """Rows of one of `TABLE_COLUMNS`."""
+        if self._rows_closed:
+            raise PackError(f"rows of {table} cannot be appended: the tables were read back already")
+        with self._folder.reporting_no_room(table_file(table)):
+            self._rows[table].append(rows)
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         self._folder.write_json(layout.PLAN, dict(plan))
@@ -167,12 +159,6 @@ class PackWriter:
     def discard(self) -> None:
         """Remove all that was written. Does nothing after `commit`."""
         self._folder.discard()
-
-    def _append(self, table: str, rows: Rows) -> None:
-        if self._rows_closed:
-            raise PackError(f"rows of {table} cannot be appended: the tables were read back already")
-        with self._folder.reporting_no_room(table_file(table)):
-            self._rows[table].append(rows)
 
     def _close_rows(self) -> None:
         if self._rows_closed:

@@ -18,9 +18,9 @@ from kvassay.assess.planning import NO_PILOT
 from kvassay.core.contract import Contract
 from kvassay.core.records import Arm, Verdicts
 from kvassay.errors import StoreError
-from kvassay.judge import judge
 from kvassay.pack.layout import PackManifest
 from kvassay.pack.reader import ArmLedgers, read_ledger_pair, read_whole_pack
+from kvassay.pack.rejudge import judge_tables
 from kvassay.pack.tables import TABLE_COLUMNS
 from kvassay.pack.writer import PackWriter
 from kvassay.report import chart_specs, headline, render_report
@@ -62,33 +62,16 @@ def merge_group(store: Store, group: Group, out: Path) -> Merged:
     _check_alike(done)
     with PackWriter(out, contract, group.contract_toml) as pack:
         pack.write_plan(_plan(contract, done))
-        append = {
-            "tokens": pack.append_tokens,
-            "items": pack.append_items,
-            "tensors": pack.append_tensors,
-            "generations": pack.append_generations,
-            "answers": pack.append_answers,
-        }
         for table in TABLE_COLUMNS:
             for rows in _interleaved(store, done, table):
-                append[table](rows)
+                pack.append(table, rows)
         arms = [_arm(each) for each in done]
         ledgers = {each.cell.arm: _ledgers(each) for each in done}
         pack.write_arms(arms)
         pack.write_ledgers(ledgers)
         pack.write_subject(_subject(group, done))
         pack.write_environment(_environment(group, done))
-        tables = pack.tables()
-        verdicts = judge(
-            contract,
-            arms,
-            {name: pair.computed for name, pair in ledgers.items()},
-            tables.tokens,
-            tables.items,
-            generations=tables.generations,
-            answers=tables.answers,
-            tensors=tables.tensors,
-        )
+        verdicts = judge_tables(contract, arms, ledgers, pack.tables())
         pack.write_verdicts(verdicts)
         content = pack.content()
         for name, spec in chart_specs(content).items():
