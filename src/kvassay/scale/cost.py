@@ -126,9 +126,7 @@ def group_cost(contract: Contract, shape: Shape, levels: Sequence[Level], label:
     units = reference_units(levels, contract)
     reference = sum(len(unit.token_ids) for unit in units)
     generated = sum(
-        round(costs[level.name].reference_tokens * (1 + pilots[level.name]))
-        for level in levels
-        if level.name == "prompts"
+        round(costs[level.name].reference_tokens * (1 + pilots[level.name])) for level in levels if level.generates
     )
     scored = sum(len(unit.token_ids) - unit.first_hidden for unit in units)
     longest = max((len(unit.token_ids) for unit in units), default=0)

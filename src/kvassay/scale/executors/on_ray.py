@@ -68,9 +68,7 @@ class RayExecutor:
         shared: dict[str, Any] = {}
 
         def submit(item: Item, after: Any = None) -> None:
-            state, files = remote.remote(
-                *job.store_arguments(), job.plan, job.parts, job.lease_seconds, item.id, after
-            )
+            state, files = remote.remote(*job.store_arguments(), job.plan, job.parts, job.lease_seconds, item.id, after)
             pending[state] = item
             if item.cell is None and item.parts == 1:
                 shared[item.owner_id] = files
