@@ -69,13 +69,19 @@ def served_app(model: Any) -> FastAPI:
 
 
 def _lines(model: Any, name: str, prompt_ids: list[int], tokens: int, turn: threading.Lock) -> Iterator[str]:
-    with turn, torch.inference_mode():
+    """Steps of one answer may run in several of the server's threads, one after another."""
+    with turn:
         cache = DynamicCache(config=model.config) if name == PLAIN else QuantizedCache(model.config, name)
         ids = torch.tensor([prompt_ids])
         for _ in range(tokens):
-            ids = model(ids, cache=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+            ids = _next_ids(model, ids, cache)
             yield json.dumps({"token_id": int(ids)}) + "\n"
         yield json.dumps({"stored_nbytes": _stored_nbytes(cache)}) + "\n"
+
+
+@torch.inference_mode()  # which is of a thread, so it may not stand around a `yield`
+def _next_ids(model: Any, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+    return model(ids, cache=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
 
 
 def _stored_nbytes(cache: Any) -> int:
