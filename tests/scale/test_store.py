@@ -62,7 +62,15 @@ def test_a_damaged_file_is_named_and_a_damaged_manifest_is_no_manifest(store) ->
         store.file("cells/x", found, "record.json")
     store.put(f"cells/x/{MANIFEST}", b'{"id": "x"')
     assert store.folder("cells/x", "x") is None
-    assert not store.exists(f"cells/x/{MANIFEST}")
+    assert commit(store, {"record.json": b"{}"}), "the work that was done again takes its place"
+    assert store.folder("cells/x", "x") == found
+
+
+@pytest.mark.parametrize("manifest", [b'{"id": "x"', b'{"id": "x", "added_by_a_later_version": 1}', b""])
+def test_asking_for_a_folder_changes_nothing_in_the_store(store, manifest) -> None:
+    store.put(f"cells/x/{MANIFEST}", manifest)
+    assert store.folder("cells/x", "x") is None
+    assert store.read(f"cells/x/{MANIFEST}") == manifest
 
 
 def test_put_new_writes_once(store) -> None:

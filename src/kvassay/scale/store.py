@@ -161,12 +161,19 @@ class Store:
             files=files,
             facts=facts,
         )
-        return self.put_new(f"{folder}/{MANIFEST}", render_json(manifest.model_dump(mode="json")))
+        name, data = f"{folder}/{MANIFEST}", render_json(manifest.model_dump(mode="json"))
+        if self.put_new(name, data):
+            return True
+        if self.folder(folder, identity) is not None:
+            return False
+        self.put(name, data)  # what stands there is no manifest
+        return True
 
     def folder(self, folder: str, identity: str) -> StoredFolder | None:
         """The manifest of a finished folder; None where it is not finished.
 
-        A manifest that cannot be read is none: what stands there is removed, so that the work is done again.
+        A manifest that cannot be read is none, so that the work is done again and takes its place (`commit`). It is not
+        removed here: who asks how far a store is changes nothing in it.
         """
         data = self.read(f"{folder}/{MANIFEST}")
         if data is None:
@@ -174,11 +181,8 @@ class Store:
         try:
             found = StoredFolder.model_validate(parse_json(data, MANIFEST))
         except (PackError, ValidationError):
-            found = None
-        if found is None or found.id != identity:
-            self.remove(f"{folder}/{MANIFEST}")
             return None
-        return found
+        return found if found.id == identity else None
 
     def file(self, folder: str, found: StoredFolder, name: str) -> bytes:
         """A file of a finished folder, checked; raises StoreError if it is not what was written."""
