@@ -47,7 +47,7 @@ def export(
     out
         The file to write; an existing one is refused. Without it the text goes to stdout.
     table
-        Of csv and parquet: clauses, tokens, items, tensors or generations.
+        Of csv and parquet: clauses, tokens, items, tensors, generations or answers.
     json
         Print one JSON document about the file that was written; needs --out.
     """

@@ -13,7 +13,7 @@ from kvassay.pack.files import read_schema
 from kvassay.pack.layout import PACK_SCHEMA
 from kvassay.pack.manifest import MANIFEST_NAME
 from kvassay.pack.plain_files import list_files, read_plain
-from kvassay.pack.reader import PackContent, read_whole_pack
+from kvassay.pack.reader import PackContent, read_whole_pack, recorded_model_name
 from kvassay.report.findings import Findings, find
 
 MAX_PACKS = 200
@@ -103,9 +103,7 @@ class PackShelf:
 
 
 def model_name(content: PackContent) -> str:
-    found: Any = content.subject.get("model")
-    name = found.get("name") if isinstance(found, dict) else found
-    return name if isinstance(name, str) else "not recorded"
+    return recorded_model_name(content.subject) or "not recorded"
 
 
 def _read_with_findings(path: Path, _state: tuple[FileState, ...]) -> Findings:
