@@ -11,7 +11,7 @@ from kvassay.cli.assess import default_out, outcome_word
 from kvassay.cli.output import print_json, print_table, say
 from kvassay.cli.torch_extra import require_extra
 from kvassay.core.records import ExitCode
-from kvassay.errors import printable
+from kvassay.errors import KEPT_PACKS, printable
 
 
 def merge(
@@ -51,7 +51,12 @@ def merge(
             continue
         base = default_out(group.model.name, group.workload).name.removeprefix("kvassay-")
         place = out / f"{base}-seed{group.seed}-{group.id[:8]}"
-        merged.append(read_merged(group, place) if place.exists() else merge_group(opened, group, place))
+        try:
+            merged.append(read_merged(group, place) if place.exists() else merge_group(opened, group, place))
+        except BaseException as error:
+            if merged:
+                error.add_note(f"{KEPT_PACKS}: {out}")
+            raise
         if not json:
             say(f"{labels[group.id]}: {outcome_word(merged[-1].verdicts.outcome)}, {place}")
     points = frontier(merged)
