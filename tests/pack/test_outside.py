@@ -48,7 +48,13 @@ def test_a_manifest_of_somebody_else_forbids_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("out", "message"),
-    [("{pack}/found", "would lie in"), ("/", "has no name"), (".", "exists"), ("/proc/found", "cannot be created"), ("{pack}", "exists")],
+    [
+        ("{pack}", "exists"),
+        ("{pack}/found", "would lie in"),
+        ("/", "has no name"),
+        (".", "exists"),
+        ("/proc/found", "cannot be created"),
+    ],
 )
 def test_a_search_whose_pack_cannot_be_written_ends_before_it_begins(out, message, pack: Path) -> None:
     """Of a model that does not even exist: nothing of it was asked."""

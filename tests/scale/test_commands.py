@@ -153,7 +153,7 @@ def test_a_store_without_a_matrix_is_named(tmp_path, capsys) -> None:
     [
         (["--gpus=1"], "--gpus does nothing with --executor local; it is for --executor ray"),
         (["--executor=slurm", "--address=x"], "--address does nothing with --executor slurm"),
-        (["--executor=ray", "--workers=2"], "--workers does nothing with --executor ray; it is for --executor local or"),
+        (["--executor=ray", "--workers=2"], "--workers does nothing with --executor ray; it is for"),
         (["--shard=1/2", "--memory=1GiB"], "--memory does nothing with --shard"),
         (["--executor=ray", "--gpus=-1"], "expected 0 to 1024"),
         (["--executor=ray", "--gpus=nan"], "expected 0 to 1024"),

@@ -47,9 +47,7 @@ def merged(of: Group, outcome: Outcome) -> Merged:
         clauses=(),
         controls=(),
     )
-    verdicts = Verdicts(
-        contract_sha256="", outcome=outcome, exit_code=0, reason="", controls=(), formats=(verdict,)
-    )
+    verdicts = Verdicts(contract_sha256="", outcome=outcome, exit_code=0, reason="", controls=(), formats=(verdict,))
     return Merged(of, Path("out"), None, verdicts, "", {FORMAT: 8.5})  # pyright: ignore[reportArgumentType]
 
 

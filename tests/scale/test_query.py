@@ -43,7 +43,8 @@ def test_a_pack_that_is_named_twice_is_counted_once(pack, capsys, tmp_path, monk
 
 def test_every_row_table_can_be_asked(tmp_path, capsys) -> None:
     write_written(tmp_path / "pack")
-    found = {table: rows(capsys, tmp_path / "pack", f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in TABLE_COLUMNS}
+    sql = "SELECT count(*) AS n FROM "
+    found = {table: rows(capsys, tmp_path / "pack", sql + table)[0]["n"] for table in TABLE_COLUMNS}
     assert found == {**dict.fromkeys(TABLE_COLUMNS, 0), "answers": 180}
 
 

@@ -154,11 +154,12 @@ def test_an_error_of_the_service_is_one_of_the_store_and_of_no_cell(error, way_o
         "written": lambda: store.put("a", b""),
         "removed": lambda: store.remove("a"),
     }
-    for done, call in (*calls.items(), ("read", lambda: store.exists("a")), ("written", lambda: store.put_new("a", b""))):
+    more = (("read", lambda: store.exists("a")), ("written", lambda: store.put_new("a", b"")))
+    for done, call in (*calls.items(), *more):
         with pytest.raises(StoreError, match=f"memory://.*/store/a cannot be {done}: .*; {way_out}"):
             call()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_of_the_store() -> None:
-    with pytest.raises(StoreError, match="/proc/store/a.json cannot be written: .*; check who may"):
+    with pytest.raises(StoreError, match=r"/proc/store/a\.json cannot be written: .*; check who may"):
         Store("/proc/store").put("a.json", b"")
