@@ -7,6 +7,10 @@ from __future__ import annotations
 
 KEPT = "what was measured is kept as an aborted pack"
 """Begins a note of an error that ended a run after rows were measured; the path follows."""
+KEPT_CELLS = "finished cells are kept, and the same command goes on from them"
+KEPT_PACKS = "the packs that were merged are kept"
+STAYS = (KEPT, KEPT_CELLS, KEPT_PACKS)
+"""Beginnings of notes that say what an ended command leaves; without one it left nothing."""
 
 
 class KvassayError(Exception):

@@ -172,6 +172,29 @@ def test_a_key_that_is_no_known_bound_decides_rows_and_is_refused(pack, tmp_path
         judge_post_hoc(content, contract)
 
 
+NUMERIC = "[numeric]\ndocuments = 20\n[numeric.output_relative]\nmax = 0.5\n"
+GENERATED = "[free_running.diverged]\nmax_rate = 0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("level", "change", "message"),
+    [
+        (NUMERIC, ("prompt_tokens = 193", "prompt_tokens = 4000"), "text.prompt_tokens is 4000"),
+        (NUMERIC, ("scored_tokens = 7", "scored_tokens = 70"), "text.scored_tokens is 70"),
+        (GENERATED, ("documents = 20", 'documents = 20\ncorpus = "python-source"'), "text.corpus is 'python-source'"),
+    ],
+)
+def test_rows_of_other_levels_answer_for_their_own_text_alone(level, change, message, tmp_path, monkeypatch) -> None:
+    """Captured tensors and prompts come from `[text]` too, also where nothing of it is scored."""
+    toml = CONTRACT_TOML.replace("[fidelity.kl_mean]\nmax = 0.02\n", level)
+    monkeypatch.setattr(sample_pack, "CONTRACT_TOML", toml)
+    write_sample(tmp_path / "pack")
+    content = read_pack(tmp_path / "pack")
+    assert judge_post_hoc(content, parse_contract(toml.replace('name = "sample"', 'name = "again"')))
+    with pytest.raises(ContractError, match=message):
+        judge_post_hoc(content, parse_contract(toml.replace(*change)))
+
+
 def test_rows_of_a_pack_without_text_or_task_answer_none(tmp_path, capsys, monkeypatch) -> None:
     task_only = CONTRACT_TOML.replace("[fidelity.kl_mean]\nmax = 0.02\n", "").replace(', "q4_0"', "")
     monkeypatch.setattr(sample_pack, "CONTRACT_TOML", task_only)
@@ -244,6 +267,33 @@ def test_other_texts_are_not_paired_and_other_formats_are_named(pack, tmp_path, 
     assert (clause.paired, clause.unpaired) == (None, "the packs have no document in common")
     assert clause.difference == 0
     assert (found.first_only, found.second_only) == (("q4_0",), ("q8_0",))
+
+
+def test_every_fidelity_clause_and_slice_is_paired_over_the_rows_that_it_looks_at(tmp_path, monkeypatch) -> None:
+    """A slice that the judge cuts too, and of conversations the assistant's turns alone where the contract says so."""
+    rows = sample_pack.token_rows
+
+    def spoken(arm: str, document: int) -> dict:
+        return {**rows(arm, document), "slice": ["chat,role=user", "chat,role=assistant"] * 3}
+
+    names = ("reverse_kl_mean", "top1_agreement", "topk_agreement")
+    more = "".join(f"[fidelity.{name}]\nmax{'' if 'kl' in name else '_disagreement'} = 0.5\n" for name in names)
+    toml = CONTRACT_TOML.replace("documents = 20", 'documents = 20\nscored = "assistant"')
+    toml = toml.replace("max = 0.02", 'max = 0.02\nslices = ["position=late"]')
+    monkeypatch.setattr(sample_pack, "CONTRACT_TOML", toml.replace("[task.recall]", f"{more}[task.recall]"))
+    monkeypatch.setattr(sample_pack, "token_rows", spoken)
+    write_sample(tmp_path / "first")
+    monkeypatch.setitem(sample_pack.MEAN_KL_NATS, "kivi-4", 0.4)
+    write_sample(tmp_path / "second")
+    found = compare_packs(read_pack(tmp_path / "first"), read_pack(tmp_path / "second"))
+    kivi = next(one for one in found.formats if one.arm == "kivi-4")
+    named = {(clause.clause, clause.slice): clause for clause in kivi.clauses}
+    late = ("fidelity.kl_mean", "position=late")
+    for key in (*((f"fidelity.{name}", "all") for name in ("kl_mean", *names)), late):
+        paired = named[key].paired
+        assert paired is not None, (key, named[key].unpaired)
+        assert paired.estimate == pytest.approx(named[key].difference), key
+    assert named[late].paired.estimate != named["fidelity.kl_mean", "all"].paired.estimate
 
 
 def test_another_exceedance_is_not_compared(pack, tmp_path, monkeypatch) -> None:

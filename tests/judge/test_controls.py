@@ -156,6 +156,10 @@ def test_a_reference_below_its_floor_cannot_show_a_loss():
     for losses in (0, 20):
         verdicts = judged(contract(TASK), *task_runs(losses=losses, canary_losses=30, reference_wrong=33))
         assert control_of(verdicts, "reference_floor.recall").passed is False
+        assert (
+            "is right in 31 of 64 items (0.4844) and misses its floor"
+            in control_of(verdicts, "reference_floor.recall").reason
+        )
         clause = clause_of(verdicts, NAME, "task.recall")
         assert clause.outcome is Outcome.INCONCLUSIVE
         assert "below its floor" in clause.reason

@@ -217,6 +217,20 @@ def test_r49_a_task_whose_reference_misses_its_floor_is_never_met() -> None:
     assert verdicts.exit_code == 3
 
 
+@pytest.mark.parametrize(("design", "items"), [("fixed", ITEMS), ("sequential", 48)])
+def test_r49_a_reference_that_cannot_lose_the_margin_meets_nothing_under_any_floor(design, items) -> None:
+    """Of so few right answers no format can lose 10 points, so one that gets all wrong would pass."""
+    of = probe("arithmetic", "ref_floor = 0.0\n[controls]\nrequire_canary_fail = false\n")
+    of = of.model_copy(update={"inference": of.inference.model_copy(update={"design": design})})
+    settings = settings_of(of)
+    found = (ArmRun(NAME), ArmRun(CANARY, Role.CANARY), ArmRun("f32 again 1", Role.REFERENCE_AGAIN, "f32"))
+    verdicts = judged(of, *(with_items(run, 0, 0, items, items - 4, "probe", settings) for run in found))
+    clause = clause_of(verdicts, NAME, "task.probe")
+    assert clause.outcome is Outcome.INCONCLUSIVE, clause.reason
+    assert "no more than the margin 0.1: the task cannot show a larger loss" in clause.reason
+    assert verdicts.exit_code == 3
+
+
 def test_a_floor_that_one_slice_misses_holds_that_slice_only() -> None:
     of = probe("rare-copy", 'slices = ["rarity=rare"]\n')
     runs = runs_of(of, reference_wrong=0)

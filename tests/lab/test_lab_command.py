@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from kvassay.cli.app import run
 
 WITHOUT_FASTAPI = """
@@ -67,3 +69,10 @@ def test_a_folder_that_is_none_and_a_missing_extra_are_one_line_each(tmp_path: P
     done = subprocess.run([sys.executable, "-c", WITHOUT_FASTAPI], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.strip().endswith("install the extra: pip install 'kvassay[lab]'")
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "8080.5"])
+def test_a_port_that_is_none_is_refused(port: str, tmp_path: Path, capsys) -> None:
+    assert run(["lab", "--packs", str(tmp_path), f"--port={port}"]) == 2
+    assert "kvassay: error: " in (error := capsys.readouterr().err)
+    assert "--port" in error

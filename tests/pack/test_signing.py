@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -436,3 +437,48 @@ def test_what_is_no_whole_result_folder_is_not_signed(pack: Path, tmp_path: Path
     edit(pack, "manifest.json", lambda manifest: manifest.update(root="0" * 64))
     with pytest.raises(PackError, match="the manifest's root digest should be"):
         sign_folder(pack, KEYS["A"])
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_key_without_a_name_is_refused(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["keygen", name]) == 2
+    assert "names no file; give one" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_passphrase_is_its_bytes_and_one_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("KVASSAY_KEY_PASSPHRASE", os.fsdecode(b"\xff not UTF-8"))
+    pair = make_keys(tmp_path / "key")
+    assert keyid(read_private_key(pair.private_path).public_key()) == pair.keyid
+    monkeypatch.setenv("KVASSAY_KEY_PASSPHRASE", "x" * 1100)
+    with pytest.raises(SigningError, match="has 1100 bytes; OpenSSL reads at most 1023"):
+        make_keys(tmp_path / "long")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["key", "key.pub"]
+
+
+def test_of_two_who_sign_at_once_neither_is_lost(pack: Path, monkeypatch) -> None:
+    """The first is held between reading the signatures and writing them, while the second begins."""
+    from kvassay.pack import signing
+
+    held, go_on = threading.Event(), threading.Event()
+    replace = signing.replace_whole_file
+
+    def slow(path: Path, data: bytes) -> None:
+        if not held.is_set():
+            held.set()
+            assert go_on.wait(30)
+        replace(path, data)
+
+    monkeypatch.setattr(signing, "replace_whole_file", slow)
+    first, second = (threading.Thread(target=sign_folder, args=(pack, KEYS[name])) for name in "AB")
+    first.start()
+    assert held.wait(30)
+    second.start()
+    second.join(0.5)
+    go_on.set()
+    for thread in (first, second):
+        thread.join(30)
+    checks = signature_checks(pack, load(pack, "manifest.json")["root"], [key.public_key() for key in KEYS.values()])
+    assert len(checks) == 7
+    assert all(check.passed for check in checks), checks

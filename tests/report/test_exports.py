@@ -206,3 +206,12 @@ def test_a_pack_that_is_not_as_it_was_written_is_not_exported(pack: Path) -> Non
     with pytest.raises(PackError, match="is not what its run wrote"):
         read_whole_pack(pack)
     assert run(["export", str(pack), "--to", "junit"]) == 2
+
+
+@pytest.mark.parametrize("form", ["junit", "model-card", "csv", "github"])
+def test_stdout_gets_the_bytes_of_the_file_in_any_encoding(form: str, pack: Path, tmp_path: Path, monkeypatch) -> None:
+    assert run(["export", str(pack), f"--to={form}", "--out", str(tmp_path / "file")]) == 0
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace"))
+    assert run(["export", str(pack), f"--to={form}"]) == 0
+    assert raw.getvalue() == (tmp_path / "file").read_bytes()

@@ -164,3 +164,58 @@ def test_a_shard_that_is_none_is_refused(matrix_file, tmp_path, capsys, shard) -
 def test_a_store_without_a_matrix_is_named(tmp_path, capsys) -> None:
     assert run(["status", str(tmp_path)]) == 2
     assert "holds no matrix" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpus=1"], "--gpus does nothing with --executor local; it is for --executor ray"),
+        (["--executor=slurm", "--address=x"], "--address does nothing with --executor slurm"),
+        (["--executor=ray", "--workers=2"], "--workers does nothing with --executor ray; it is for"),
+        (["--shard=1/2", "--memory=1GiB"], "--memory does nothing with --shard"),
+        (["--executor=ray", "--gpus=-1"], "expected 0 to 1024"),
+        (["--executor=ray", "--gpus=nan"], "expected 0 to 1024"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(options, message, tmp_path, capsys) -> None:
+    assert run(["run", str(tmp_path / "no matrix"), "--out", str(tmp_path / "store"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_interrupted_run_says_that_what_is_finished_stays(matrix_file, tmp_path, capsys, monkeypatch) -> None:
+    from kvassay.scale.executors import pull
+
+    perform, asked = pull.perform, []
+
+    def interrupted(*arguments):
+        asked.append(arguments)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        return perform(*arguments)
+
+    monkeypatch.setattr(pull, "perform", interrupted)
+    store = tmp_path / "store"
+    assert run(["run", str(matrix_file()), "--out", str(store), "--shard=1/1"]) == 130
+    assert f"interrupted; finished cells are kept, and the same command goes on from them: {store}" in (
+        error := capsys.readouterr().err
+    )
+    assert "nothing was written" not in error
+    assert list((store / "references").iterdir())
+
+
+def test_an_interrupted_merge_says_which_packs_stay(finished, capsys, monkeypatch, tmp_path) -> None:
+    from kvassay.scale import merge
+
+    merged, asked = merge.merge_group, []
+
+    def interrupted(*arguments):
+        asked.append(arguments)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        return merged(*arguments)
+
+    monkeypatch.setattr(merge, "merge_group", interrupted)
+    assert run(["merge", str(finished / "store"), "--out", str(tmp_path / "packs")]) == 130
+    assert f"interrupted; the packs that were merged are kept: {tmp_path / 'packs'}" in capsys.readouterr().err
+    (pack,) = (tmp_path / "packs").iterdir()
+    assert verify_pack(pack).passed

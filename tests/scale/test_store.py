@@ -62,7 +62,15 @@ def test_a_damaged_file_is_named_and_a_damaged_manifest_is_no_manifest(store) ->
         store.file("cells/x", found, "record.json")
     store.put(f"cells/x/{MANIFEST}", b'{"id": "x"')
     assert store.folder("cells/x", "x") is None
-    assert not store.exists(f"cells/x/{MANIFEST}")
+    assert commit(store, {"record.json": b"{}"}), "the work that was done again takes its place"
+    assert store.folder("cells/x", "x") == found
+
+
+@pytest.mark.parametrize("manifest", [b'{"id": "x"', b'{"id": "x", "added_by_a_later_version": 1}', b""])
+def test_asking_for_a_folder_changes_nothing_in_the_store(store, manifest) -> None:
+    store.put(f"cells/x/{MANIFEST}", manifest)
+    assert store.folder("cells/x", "x") is None
+    assert store.read(f"cells/x/{MANIFEST}") == manifest
 
 
 def test_put_new_writes_once(store) -> None:
@@ -107,3 +115,51 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path) -> None:
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert sorted(os.listdir(tmp_path / "store" / "units")) == ["small"]
+
+
+def test_a_store_that_is_a_file_or_has_no_name_is_refused_before_anything_is_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "matrix.toml").write_text("")
+    with pytest.raises(StoreError, match="is a file; expected a folder"):
+        Store("matrix.toml")
+    for name in ("", " "):
+        with pytest.raises(StoreError, match="has no name; expected a folder, or a URL"):
+            Store(name)
+
+
+class _NoCredentialsError(Exception):
+    """As a service's own errors are: of no kind that Python or fsspec knows."""
+
+
+@pytest.mark.parametrize(
+    ("error", "way_out"),
+    [
+        (_NoCredentialsError("Unable to locate credentials"), "check address, access and network"),
+        (PermissionError(13, "Permission denied"), "check address, access and network"),
+        (OSError(28, "No space left on device"), "free some room and run again"),
+    ],
+)
+def test_an_error_of_the_service_is_one_of_the_store_and_of_no_cell(error, way_out, tmp_path, monkeypatch) -> None:
+    """A cell's own errors are tried again and quarantine it; with the store everything ends."""
+    store = Store(f"memory://{tmp_path}/store")
+
+    def fails(*_arguments, **_options):
+        raise error
+
+    for name in ("cat_file", "exists", "ls", "pipe_file", "rm"):
+        monkeypatch.setattr(store.file_system, name, fails)
+    calls = {
+        "read": lambda: store.read("a"),
+        "listed": lambda: store.names("a"),
+        "written": lambda: store.put("a", b""),
+        "removed": lambda: store.remove("a"),
+    }
+    more = (("read", lambda: store.exists("a")), ("written", lambda: store.put_new("a", b"")))
+    for done, call in (*calls.items(), *more):
+        with pytest.raises(StoreError, match=f"memory://.*/store/a cannot be {done}: .*; {way_out}"):
+            call()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_store() -> None:
+    with pytest.raises(StoreError, match=r"/proc/store/a\.json cannot be written: .*; check who may"):
+        Store("/proc/store").put("a.json", b"")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-from kvassay.errors import KEPT, KvassayError, printable
+from kvassay.errors import STAYS, KvassayError, printable
 
 FAILED = 2
 """`ExitCode.USAGE`, whose module takes long to import."""
@@ -90,7 +90,7 @@ def finished(command: Callable[[], int]) -> int:
 
 def _kept(error: BaseException) -> str:
     """What a run left in place, where it left something."""
-    return "".join(f"; {note}" for note in getattr(error, "__notes__", ()) if note.startswith(KEPT))
+    return "".join(f"; {note}" for note in getattr(error, "__notes__", ()) if note.startswith(STAYS))
 
 
 def complain(text: str) -> None:

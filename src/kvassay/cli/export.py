@@ -47,7 +47,7 @@ def export(
     out
         The file to write; an existing one is refused. Without it the text goes to stdout.
     table
-        Of csv and parquet: clauses, tokens, items, tensors or generations.
+        Of csv and parquet: clauses, tokens, items, tensors, generations or answers.
     json
         Print one JSON document about the file that was written; needs --out.
     """
@@ -69,7 +69,9 @@ def export(
             f"{str(pack)!r} cannot be exported: {type(error).__name__}: {error}; see what kvassay verify says of it"
         ) from error
     if out is None:
-        sys.stdout.write(data.decode())
+        # The bytes that a file would get, in whatever encoding the terminal is said to have.
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
         return 0
     write_whole_file(out, data)
     if json:

@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvassay.cli.output import print_json, say
+from kvassay.cli.whole_numbers import whole_number
 from kvassay.errors import MissingExtraError, PackError, printable
 
 
@@ -17,7 +18,7 @@ def lab(
     *,
     packs: Path = Path("."),
     model: str = "smollm2-135m",
-    port: int = 0,
+    port: Annotated[int, whole_number(0, 65535)] = 0,
     view: str = "",
     browser: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,

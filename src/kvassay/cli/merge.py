@@ -11,7 +11,7 @@ from kvassay.cli.assess import default_out, outcome_word
 from kvassay.cli.output import print_json, print_table, say
 from kvassay.cli.torch_extra import require_extra
 from kvassay.core.records import ExitCode
-from kvassay.errors import printable
+from kvassay.errors import KEPT_PACKS, printable
 
 
 def merge(
@@ -33,7 +33,8 @@ def merge(
         Print one JSON document.
     """
     require_extra("kvassay merge", "scale", "fsspec")
-    from kvassay.scale.frontier import frontier
+    from kvassay.scale.cell import distinct_labels
+    from kvassay.scale.frontier import ambiguous_workloads, frontier
     from kvassay.scale.merge import Merged, merge_group, missing_cells, read_merged
     from kvassay.scale.plans import read_groups
     from kvassay.scale.store import Store
@@ -41,16 +42,23 @@ def merge(
     opened = Store(store)
     merged: list[Merged] = []
     unfinished: dict[str, int] = {}
-    for group in read_groups(opened):
+    groups = read_groups(opened)
+    labels = distinct_labels(groups)
+    for group in groups:
         missing = missing_cells(opened, group)
         if missing:
-            unfinished[group.label] = len(missing)
+            unfinished[labels[group.id]] = len(missing)
             continue
         base = default_out(group.model.name, group.workload).name.removeprefix("kvassay-")
         place = out / f"{base}-seed{group.seed}-{group.id[:8]}"
-        merged.append(read_merged(group, place) if place.exists() else merge_group(opened, group, place))
+        try:
+            merged.append(read_merged(group, place) if place.exists() else merge_group(opened, group, place))
+        except BaseException as error:
+            if merged:
+                error.add_note(f"{KEPT_PACKS}: {out}")
+            raise
         if not json:
-            say(f"{group.label}: {outcome_word(merged[-1].verdicts.outcome)}, {place}")
+            say(f"{labels[group.id]}: {outcome_word(merged[-1].verdicts.outcome)}, {place}")
     points = frontier(merged)
     code = _exit_code([pack.verdicts.exit_code for pack in merged], bool(unfinished))
     if json:
@@ -68,10 +76,12 @@ def merge(
         ]
         print_json({"packs": packs, "frontier": [point.to_json() for point in points], "unfinished": unfinished})
         return code
+    several = ambiguous_workloads(points)
     rows = [
         [
             printable(point.model),
-            point.workload,
+            printable(point.workload)
+            + (f" ({point.setting_sha256[:8]})" if (point.model, point.workload) in several else ""),
             point.format,
             f"{point.bits:.3f}",
             f"{point.met} of {point.seeds}",
@@ -80,6 +90,8 @@ def merge(
         for point in points
     ]
     print_table(["model", "workload", "format", "bits", "seeds met", ""], rows, right=(3, 4))
+    if several:
+        print("the number behind a workload tells its settings apart: contracts, weights or packages that differ")
     for label, count in unfinished.items():
         print(printable(f"{label}: not merged, {count} cells are not done; kvassay run finishes them"))
     print(f"{len(merged)} packs in {printable(str(out))}; verify each with: kvassay verify PACK")

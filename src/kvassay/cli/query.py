@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ def query(
     pack: tuple[Path, ...] = (),
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Run one SQL statement (DuckDB) over row tables: tokens, items, tensors, generations, cells, verdicts.
+    """Run one SQL statement (DuckDB) over the tables tokens, items, tensors, generations, answers, cells, verdicts.
 
     Parameters
     ----------
@@ -47,6 +48,8 @@ def query(
     if not answer.columns:
         raise UsageError("the statement gives no rows; expected a SELECT")
     if json:
+        if twice := [name for name, count in Counter(answer.columns).items() if count > 1]:
+            raise UsageError(f"two columns are called {twice[0]!r}, and JSON would keep one; name them apart by AS")
         print_json([dict(zip(answer.columns, map(_plain, row), strict=True)) for row in answer.rows])
         return 0
     numbers = [
@@ -54,7 +57,8 @@ def query(
         for index in range(len(answer.columns))
         if all(row[index] is None or isinstance(row[index], int | float) for row in answer.rows)
     ]
-    print_table(answer.columns, [[_shown(value) for value in row] for row in answer.rows], right=numbers)
+    header = [printable(name) for name in answer.columns]
+    print_table(header, [[_shown(value) for value in row] for row in answer.rows], right=numbers)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +30,7 @@ def report(
         Print one JSON document.
     """
     from kvassay.pack.reader import read_pack
-    from kvassay.pack.whole_file import write_whole_file
+    from kvassay.pack.whole_file import refuse_existing, write_whole_file
     from kvassay.report import render_report
     from kvassay.report.chart_svg import can_draw
 
@@ -40,8 +39,7 @@ def report(
             "report draws charts with vl-convert-python, not installed; install the extra: "
             "pip install 'kvassay[report]'"
         )
-    if os.path.lexists(out):
-        raise PackError(f"{str(out)!r} exists; give a path that does not exist yet")
+    refuse_existing(out)
     content = read_pack(pack)
     try:
         html = render_report(content).encode()

@@ -14,7 +14,7 @@ from kvassay.cli.torch_extra import require_extra, require_torch
 from kvassay.cli.whole_numbers import whole_number
 from kvassay.core.byte_size import parse_nbytes
 from kvassay.core.records import ExitCode
-from kvassay.errors import UsageError
+from kvassay.errors import KEPT_CELLS, UsageError
 
 if TYPE_CHECKING:
     from kvassay.scale.cell import Item, MatrixPlan
@@ -82,6 +82,10 @@ def run_matrix(
 
     if shard is not None and executor != "local":
         raise UsageError("--shard works in this process; leave --executor out, or let the executor share the cells")
+    given = {"workers": workers, "memory": memory, "address": address, "gpus": gpus, "slurm": slurm, "cluster": cluster}
+    _refuse_idle("shard" if shard is not None else executor, {name for name, value in given.items() if value})
+    if not 0 <= gpus <= 1024:
+        raise UsageError(f"--gpus is {gpus}; expected 0 to 1024")
     if not 0.2 <= lease <= 86400:
         raise UsageError(f"--lease is {lease}; expected 0.2 to 86400 seconds")
     loaded = load_matrix(matrix)
@@ -108,7 +112,11 @@ def run_matrix(
         runner = _executor(executor, plan, store, workers, memory, shard, address, gpus, slurm, cluster)
         progress.stage("cells and references", len(items))
         tell = _Teller(progress)
-        runner.run(Job(store, digest, items, parts, lease), tell)
+        try:
+            runner.run(Job(store, digest, items, parts, lease), tell)
+        except BaseException as error:
+            error.add_note(f"{KEPT_CELLS}: {out}")
+            raise
     status = read_status(store, plan.groups)
     left = [each for each in status.items if each.item.owner_id in {item.owner_id for item in items}]
     complete = all(each.state == "done" for each in left)
@@ -117,6 +125,22 @@ def run_matrix(
     else:
         print_status(out, status)
     return ExitCode.MET if complete else ExitCode.INCONCLUSIVE
+
+
+_TAKES: dict[str, frozenset[str]] = {
+    "local": frozenset({"workers", "memory"}),
+    "slurm": frozenset({"workers", "slurm", "cluster"}),
+    "ray": frozenset({"memory", "address", "gpus"}),
+    "shard": frozenset(),
+}
+
+
+def _refuse_idle(executor: str, given: set[str]) -> None:
+    """An option that would do nothing is refused: whoever gave it counts on it."""
+    if idle := sorted(given - _TAKES[executor]):
+        able = " or ".join(f"--executor {name}" for name, takes in _TAKES.items() if idle[0] in takes)
+        where = "--shard" if executor == "shard" else f"--executor {executor}"
+        raise UsageError(f"--{idle[0]} does nothing with {where}; it is for {able}")
 
 
 class _Teller:

@@ -12,7 +12,7 @@ from kvassay.core.records import ExitCode
 from kvassay.errors import printable
 
 if TYPE_CHECKING:
-    from kvassay.scale.status import Status
+    from kvassay.scale.status import ItemStatus, Status
 
 
 def status_command(store: str, /, *, json: Annotated[bool, Parameter(negative=())] = False) -> int:
@@ -40,15 +40,18 @@ def status_command(store: str, /, *, json: Annotated[bool, Parameter(negative=()
 
 
 def print_status(store: str, status: Status) -> None:
+    from kvassay.scale.cell import distinct_labels
     from kvassay.scale.status import DONE, QUARANTINED, quarantine_reason
 
-    groups = list(dict.fromkeys(each.item.group.label for each in status.items))
+    by_group: dict[str, list[ItemStatus]] = {}
+    for each in status.items:
+        by_group.setdefault(each.item.group.id, []).append(each)
+    labels = distinct_labels([own[0].item.group for own in by_group.values()])
     rows = []
-    for label in groups:
-        own = [each for each in status.items if each.item.group.label == label]
+    for group, own in by_group.items():
         counts = [sum(each.state == state for each in own) for state in status.counts]
         seconds = sum(each.seconds for each in own if each.seconds is not None)
-        rows.append([printable(label), *counts, f"{seconds:.1f}"])
+        rows.append([printable(labels[group]), *counts, f"{seconds:.1f}"])
     print_table(["model, workload, seed", *status.counts, "seconds of work"], rows, right=(1, 2, 3, 4, 5, 6))
     for each in status.items:
         if each.state == QUARANTINED and each.failures is not None and each.failures.last is not None:

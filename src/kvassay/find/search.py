@@ -19,7 +19,7 @@ from kvassay.core.records import ExitCode, FormatVerdict, Outcome, Role
 from kvassay.core.serving import check_serves
 from kvassay.engines.transformers.decode_scorer import DecodeScorer
 from kvassay.engines.transformers.loading import load_model
-from kvassay.errors import ContractError, KvassayError, PackError, SearchError
+from kvassay.errors import ContractError, KvassayError, SearchError
 from kvassay.find.attention_time import AttentionTime, AttentionTimer
 from kvassay.find.candidates import (
     Candidate,
@@ -44,8 +44,10 @@ from kvassay.find.sensitivity import (
     read_sensitivities,
     write_sensitivities,
 )
+from kvassay.pack.folder import FolderWriter
+from kvassay.pack.layout import PACK_SCHEMA
 from kvassay.pack.reader import read_pack
-from kvassay.pack.whole_file import write_whole_file
+from kvassay.pack.whole_file import refuse_existing, write_whole_file
 from kvassay.report.findings import find as findings_of
 
 DEFAULT_LADDERS = ("kv=exl3-{bits}", "kv=int{bits}:group32", "kv=int{bits}:token-head")
@@ -96,10 +98,10 @@ def run_search(
     Raises KvassayError for everything that a user can mend, before the model is read where that is possible.
     """
     progress = progress or Silent()
+    with FolderWriter(out, PACK_SCHEMA):
+        pass  # shows, before the search and not after it, that the pack can be written there; nothing stays
     record = out.with_name(f"{out.name}.find.json")
-    for path in (out, record):
-        if path.exists():
-            raise PackError(f"{str(path)!r} exists; a search writes a fresh folder and record, give another --out")
+    refuse_existing(record)
     if options.sensitivities is not None and not options.sensitivities.parent.is_dir():
         raise SearchError(f"--sensitivities {str(options.sensitivities)!r}: its folder does not exist; make it first")
     chosen = _choose(model_name, contract_toml, options, progress)

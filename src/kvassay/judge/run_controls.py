@@ -34,7 +34,7 @@ from kvassay.judge.fidelity import LEVEL as FIDELITY
 from kvassay.judge.judged import JudgedClause
 from kvassay.judge.rows import ALL
 from kvassay.judge.task import reference_accuracy
-from kvassay.judge.wording import counted, figure, outcome_words
+from kvassay.judge.wording import counted, figure, outcome_words, reference_right
 from kvassay.judge.written_tasks import reference_written_accuracy
 
 
@@ -192,7 +192,7 @@ class RunControls:
                 continue
             passed = found.share >= bound.ref_floor
             words = "reaches" if passed else "misses"
-            reason = f"the reference is right in {figure(found.share)} of {found.items} items and {words} its floor "
+            reason = f"{reference_right(found.share, found.items)} and {words} its floor "
             results.append(_control(name, passed, reason + figure(bound.ref_floor)))
         return results
 

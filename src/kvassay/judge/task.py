@@ -126,8 +126,8 @@ def _judge_sequential(contract: Contract, clause: PairedClause, rows: ItemRows) 
     """`rows` are in the order of the run."""
     result = sequential_pairs(differences_of(rows), clause.margin, contract.inference.alpha)
     accuracy = reference_accuracy(rows)
-    if accuracy < clause.bound.ref_floor:
-        outcome, reason = _below_floor(clause, accuracy, f"({result.losses} lost and {result.gains} gained)")
+    if unfit := _shows_no_loss(clause, accuracy, f"({result.losses} lost and {result.gains} gained)"):
+        outcome, reason = unfit
     else:
         outcome, reason = decide(clause.task, result, clause.bound.items)
     return _clause(clause, outcome, reason, result, rows.size, METHOD).with_details(
@@ -148,20 +148,27 @@ def _counts(clause: PairedClause, losses: int, gains: int) -> dict[str, float | 
     }
 
 
-def _below_floor(clause: PairedClause, share: float, size: str) -> tuple[Outcome, str]:
+def _shows_no_loss(clause: PairedClause, share: float, size: str) -> tuple[Outcome, str] | None:
+    """Why the reference's share is too low for the clause to fail, if it is; such a clause is never met.
+
+    The contract's floor is the first reason. The other holds under any floor: of a share no larger than the margin not
+    more than the margin can be lost, so even a format that gets nothing right would pass.
+    """
+    if share < clause.bound.ref_floor:
+        low = f"below its floor {figure(clause.bound.ref_floor)}: the task cannot show a loss"
+    elif share <= clause.margin:
+        low = f"no more than the margin {figure(clause.margin)}: the task cannot show a larger loss"
+    else:
+        return None
     reached = "reaches" if not clause.part else f"has a {clause.figure} of"
-    return (
-        Outcome.INCONCLUSIVE,
-        f"the reference {reached} {figure(share)} of the items, below its floor {figure(clause.bound.ref_floor)}: "
-        f"the task cannot show a loss {size}",
-    )
+    return Outcome.INCONCLUSIVE, f"the reference {reached} {figure(share)} of the items, {low} {size}"
 
 
 def _decide(contract: Contract, clause: PairedClause, result: PairedBinary, share: float) -> tuple[Outcome, str]:
     size = f"({result.losses} lost and {result.gains} gained of {result.n} contexts)"
     found = f"{clause.task} {clause.figure} ({clause.measure}) changed by {100 * result.delta:+.2f} points"
-    if share < clause.bound.ref_floor:
-        return _below_floor(clause, share, size)
+    if unfit := _shows_no_loss(clause, share, size):
+        return unfit
     planned = clause.bound.items
     if clause.slice != ALL:
         planned = clause.bound.planned(clause.slice, contract.inference.pilot_items)

@@ -22,6 +22,11 @@ def counted(count: int, unit: str) -> str:
     return f"{count} {unit.removesuffix('s') if count == 1 else unit}"
 
 
+def reference_right(share: float, items: int) -> str:
+    """Both as a number of items and as a share: "1 of 60 items" must not mean all of them."""
+    return f"the reference is right in {round(share * items)} of {counted(items, 'items')} ({figure(share)})"
+
+
 def finite(value: float | None) -> float | None:
     """None for an infinite bound: JSON has no infinity, and such a side is not bounded at all."""
     return value if value is not None and math.isfinite(value) else None

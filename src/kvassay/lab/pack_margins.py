@@ -15,7 +15,7 @@ from kvassay.pack.reader import PackContent
 
 _MARGIN = re.compile(
     r"fidelity\.\w+\.(max|max_rate|tau_nats)|free_running\.\w+\.(max|max_rate|margin)|numeric\.\w+\.max"
-    r"|task\.\w+\.margin|bytes\.\w+(\.\w+)?|inference\.alpha"
+    r"|task\.[a-z0-9-]+\.(margin|parse_margin)|bytes\.\w+(\.\w+)?|inference\.alpha"
 )
 MAX_BOUNDS = 60
 MAX_BOOTSTRAP_REPLICATES = 20_000

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvassay.errors import UsageError
 from kvassay.pack.tables import TABLE_COLUMNS, Tables
@@ -23,6 +23,7 @@ WORST_FIRST: dict[str, tuple[str, bool]] = {
     "items": ("candidate_correct", False),
     "tensors": ("output_relative", True),
     "generations": ("logit_drift", True),
+    "answers": ("logit_drift", True),
 }
 """By which column a table is sorted where nothing else is asked, and whether the largest leads."""
 
@@ -32,13 +33,20 @@ class RowQuery(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    table: Literal["tokens", "items", "tensors", "generations"]
+    table: str
     arm: str = Field(default="", max_length=500)
     text: str = Field(default="", max_length=200)
     """Part of any text of the row: document, slice, question, answer."""
     sort: str = Field(default="", max_length=60)
     falling: bool = True
     offset: int = Field(default=0, ge=0, le=20_000_000)
+
+    @field_validator("table")
+    @classmethod
+    def _of_a_pack(cls, table: str) -> str:
+        if table not in TABLE_COLUMNS:
+            raise ValueError(f"expected one of {', '.join(TABLE_COLUMNS)}")
+        return table
 
 
 def tables_of(tables: Tables) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -11,8 +12,8 @@ from kvassay.errors import KvassayError, PackError, printable
 from kvassay.pack.files import read_schema
 from kvassay.pack.layout import PACK_SCHEMA
 from kvassay.pack.manifest import MANIFEST_NAME
-from kvassay.pack.plain_files import read_plain
-from kvassay.pack.reader import PackContent, read_whole_pack
+from kvassay.pack.plain_files import list_files, read_plain
+from kvassay.pack.reader import PackContent, read_whole_pack, recorded_model_name
 from kvassay.report.findings import Findings, find
 
 MAX_PACKS = 200
@@ -29,12 +30,21 @@ class Shelved(NamedTuple):
     """Relative to the folder of the shelf."""
 
 
+class FileState(NamedTuple):
+    name: str
+    inode: int
+    nbytes: int
+    modified_ns: int
+    changed_ns: int
+
+
 class PackShelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._packs: dict[int, Shelved] = {}
         self._numbers: dict[Path, int] = {}
-        # A pack is never changed after it was written, so what was read and hashed once may be kept.
+        # What was read and hashed once may be kept, as long as the same files are there: a run may be removed, and
+        # another one take its place.
         self._read = lru_cache(maxsize=_KEPT)(_read_with_findings)
 
     def list(self) -> dict[str, Any]:
@@ -58,7 +68,8 @@ class PackShelf:
 
     def findings(self, number: int) -> Findings:
         """Raises PackError for a number that is none, or a pack whose files are not as its manifest says."""
-        return self._read(self._shelved(number).path)
+        path = self._shelved(number).path
+        return self._read(path, _state(path))
 
     def name(self, number: int) -> str:
         return self._shelved(number).name
@@ -92,13 +103,25 @@ class PackShelf:
 
 
 def model_name(content: PackContent) -> str:
-    found: Any = content.subject.get("model")
-    name = found.get("name") if isinstance(found, dict) else found
-    return name if isinstance(name, str) else "not recorded"
+    return recorded_model_name(content.subject) or "not recorded"
 
 
-def _read_with_findings(path: Path) -> Findings:
+def _read_with_findings(path: Path, _state: tuple[FileState, ...]) -> Findings:
     return find(read_whole_pack(path))
+
+
+def _state(path: Path) -> tuple[FileState, ...]:
+    """What the file system says of every file of a pack, which is other as soon as one is replaced or changed."""
+    files = list_files(path)
+    try:
+        return tuple(_file_state(path, name) for name in (MANIFEST_NAME, *files.names, *files.odd))
+    except OSError as error:
+        raise PackError(f"{str(path)!r} changed while it was read; open the list of packs again") from error
+
+
+def _file_state(path: Path, name: str) -> FileState:
+    found = os.lstat(path / name)
+    return FileState(name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _pack_folders(folder: Path) -> Iterator[Path]:

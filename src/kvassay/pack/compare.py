@@ -16,9 +16,12 @@ from kvassay.core.clauses.tasks import PARSE
 from kvassay.core.contract import Contract
 from kvassay.core.free_running_rule import TokenIds
 from kvassay.core.records import ClauseVerdict, FormatVerdict
+from kvassay.core.slices import ALL
 from kvassay.judge.answer_faults import answer_faults
 from kvassay.judge.answer_rows import AnswerTable, in_slice, read_answers, scored
+from kvassay.judge.fidelity import FIGURES
 from kvassay.judge.rows import Floats, ItemTable, TokenRows, TokenTable, read_items, read_tokens, rows_in_slice
+from kvassay.judge.token_slices import TokenCounts, run_counts, token_slices
 from kvassay.pack.reader import PackContent
 from kvassay.pack.rejudge import Difference, differences
 from kvassay.stats.cluster import MINIMUM_DOCUMENTS, cluster_bound
@@ -107,6 +110,7 @@ class _Side(NamedTuple):
 
     pack: PackContent
     tokens: TokenTable
+    token_counts: TokenCounts
     items: ItemTable
     answers: AnswerTable
     verdicts: dict[tuple[str, str], FormatVerdict]
@@ -131,9 +135,11 @@ def _side(pack: PackContent) -> _Side:
     verdicts: dict[tuple[str, str], FormatVerdict] = {}
     for one in pack.verdicts.formats:
         verdicts.setdefault((one.role.value, one.format_digest), one)
+    tokens = read_tokens(pack.tables.tokens, names)
     return _Side(
         pack,
-        read_tokens(pack.tables.tokens, names),
+        tokens,
+        run_counts(tokens, pack.contract.text),
         read_items(pack.tables.items, names),
         read_answers(pack.tables.answers, names),
         verdicts,
@@ -214,9 +220,14 @@ def _paired_documents(
 
 
 def _documents(side: _Side, rows: TokenRows, name: str, slice_name: str) -> _Documents | None:
-    """None where a figure is missing, or no row is in the slice."""
-    if slice_name != "all":
-        rows = rows.take(rows_in_slice(side.tokens.slices, rows.slice, slice_name))
+    """Of the rows that the clause looks at; None where a figure is missing, or no row is in the slice."""
+    cut = token_slices(side.tokens, rows, side.pack.contract.text, side.token_counts)
+    rows = cut.rows
+    if slice_name != ALL:
+        mask = next((part.mask for part in cut.slices if part.label == slice_name), None)
+        if mask is None:
+            return None
+        rows = rows.take(mask)
     values = _figures(side.pack.contract, rows, name)
     if values is None or not rows.size or not bool(np.all(np.isfinite(values))):
         return None
@@ -235,9 +246,7 @@ def _figures(contract: Contract, rows: TokenRows, name: str) -> Floats | None:
     threshold = _threshold(contract, name)
     if threshold is not None:
         return (rows.kl_nats > threshold).astype(np.float64)
-    if name == "nll_delta":
-        return rows.nll_candidate_nats - rows.nll_reference_nats
-    return rows.kl_nats if name == "kl_mean" else None
+    return FIGURES[name](rows) if name in FIGURES else None
 
 
 def _threshold(contract: Contract, name: str) -> float | None:
@@ -292,7 +301,7 @@ def _answers(table: ItemTable, task: str, arm: str, slice_name: str) -> Iterator
     rows = table.arms.get((task, arm))
     if rows is None:
         return
-    if slice_name != "all":
+    if slice_name != ALL:
         rows = rows.take(rows_in_slice(table.slices, rows.slice, slice_name))
     for context, expected, correct in zip(
         rows.context.tolist(), rows.expected.tolist(), rows.candidate_correct.tolist(), strict=True

@@ -37,6 +37,7 @@ from kvassay.pack.manifest import (
     render_manifest,
     root_digest,
 )
+from kvassay.pack.outside import refuse_inside_result
 from kvassay.pack.plain_files import list_files
 from kvassay.pack.signals import signals_held
 from kvassay.pack.strict_json import render_json
@@ -72,6 +73,7 @@ class FolderWriter:
         if not self.out.name:
             raise PackError(f"output folder {str(out)!r} has no name; give a path that does not exist yet")
         self._refuse_existing()
+        refuse_inside_result(out)
         self.partial = self.out.with_name(_partial_name(self.out.name))
         try:
             self._make_parents(self.out.parent)

@@ -16,7 +16,7 @@ from kvassay.core.clauses.fields import Alpha, Margin
 from kvassay.core.digest import sha256_json
 from kvassay.core.records import ControlResult, ExitCode, Outcome
 from kvassay.errors import PackError, printable
-from kvassay.judge.wording import counted, figure, level_percent
+from kvassay.judge.wording import counted, figure, level_percent, reference_right
 from kvassay.pack.post_hoc import post_hoc
 from kvassay.pack.suite_logs import SuiteLog
 from kvassay.stats.binary import PairedBinary, paired_noninferiority
@@ -143,7 +143,7 @@ def _paired(reference: SuiteLog, other: SuiteLog, kept: list[str], test: LogTest
 def _controls(runs: LogRuns, kept: list[str], test: LogTest, accuracy: float) -> Iterator[ControlResult]:
     passed = accuracy >= test.ref_floor
     words = "reaches" if passed else "misses"
-    reason = f"the reference is right in {figure(accuracy)} of {len(kept)} items and {words} its floor "
+    reason = f"{reference_right(accuracy, len(kept))} and {words} its floor "
     yield ControlResult(name="reference_floor", passed=passed, reason=reason + figure(test.ref_floor))
     if runs.canary is None:
         yield ControlResult(name="canary", passed=None, reason="no log of a known-bad format was given (--canary)")

@@ -106,13 +106,19 @@ def judge_rows(pack: PackContent, contract: Contract, arms: list[Arm] | tuple[Ar
 def _changes(own: Contract, other: Contract) -> Iterator[Difference]:
     """Where the contracts differ, but for what only clauses read that the other does not have."""
     for found in differences(own.to_json(), other.to_json()):
-        if found.path.startswith("text.") and not other.has_fidelity:
+        if found.path.startswith("text.") and not _reads_text(other, found.path):
             continue
         section, _, name = found.path.partition(".")
         if section == "task" and name.partition(".")[0] not in other.task:
             yield Difference(f"task.{name.partition('.')[0]}.margin", _shown(own, name), None)
             continue
         yield found
+
+
+def _reads_text(other: Contract, path: str) -> bool:
+    """Whether a clause of the contract rests on what a `text.` key says: scored or captured text, or prompts of it."""
+    prompts = other.has_free_running and other.free_running.corpus is None
+    return other.needs_text or (prompts and path == "text.corpus")
 
 
 def _shown(contract: Contract, name: str) -> Any:

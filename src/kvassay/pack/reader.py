@@ -72,9 +72,21 @@ def read_whole_pack(path: Path) -> PackContent:
     """Read a pack whose every file is as its manifest says; raises PackError naming the first that is not."""
     pack = read_pack(path)
     assert pack.manifest is not None, "read_pack reads it"
-    if failed := [check for check in verify_files(path, pack.manifest) if not check.passed]:
-        raise PackError(f"{str(path)!r} is not what its run wrote: {failed[0].sentence}; see kvassay verify")
+    check_whole(path, pack.manifest)
     return pack
+
+
+def check_whole(path: Path, manifest: PackManifest) -> None:
+    """Raises PackError naming the first file that is not as the manifest says."""
+    if failed := [check for check in verify_files(path, manifest) if not check.passed]:
+        raise PackError(f"{str(path)!r} is not what its run wrote: {failed[0].sentence}; see kvassay verify")
+
+
+def recorded_model_name(subject: dict[str, Any]) -> str | None:
+    """What a pack's subject calls its model; None where it says nothing."""
+    found: Any = subject.get("model")
+    name = cast("dict[str, Any]", found).get("name") if isinstance(found, dict) else found
+    return name if isinstance(name, str) else None
 
 
 def read_partial(path: Path) -> PackContent:

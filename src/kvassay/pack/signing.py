@@ -7,7 +7,10 @@ key stood for these very files. Any number of signers sign the same statement, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import fcntl
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -96,8 +99,13 @@ def sign_folder(folder: Path, key: Ed25519PrivateKey) -> Signed:
     """Add a signature to a pack, an aborted pack or an experiment folder.
 
     Raises PackError for a folder that is not as its manifest says, and SigningError where the signatures that are
-    there are of another manifest, or one of them is this key's.
+    there are of another manifest, or one of them is this key's. Of signers at the same time one waits for the other.
     """
+    with _alone(folder):
+        return _sign(folder, key)
+
+
+def _sign(folder: Path, key: Ed25519PrivateKey) -> Signed:
     manifest_bytes, manifest = _read_manifest(folder)
     if failed := [check for check in verify_files(folder, manifest) if not check.passed]:
         raise PackError(f"{str(folder)!r} is not what its run wrote and is not signed: {failed[0].sentence}")
@@ -112,6 +120,19 @@ def sign_folder(folder: Path, key: Ed25519PrivateKey) -> Signed:
     envelope = envelope._replace(signatures=(*envelope.signatures, added))
     replace_whole_file(folder / SIGNATURES_NAME, render_envelope(envelope))
     return Signed(added.keyid, manifest.computed_root(), len(envelope.signatures))
+
+
+@contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    """Holds the folder against other signers: each adds to the signatures that it read, and must read the last ones."""
+    list_files(folder)  # says that it is no folder, where it is none
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks; signers in turn are right there too
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def signature_checks(folder: Path, root: str, keys: Sequence[Ed25519PublicKey]) -> tuple[Check, ...]:

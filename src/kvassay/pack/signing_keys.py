@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_KEY_NBYTES = 1 << 16
 PASSPHRASE_VARIABLE = "KVASSAY_KEY_PASSPHRASE"
 """If set and not empty, private keys are written encrypted with it, and encrypted ones are read with it."""
+MAX_PASSPHRASE_NBYTES = 1023
 
 
 class KeyPair(NamedTuple):
@@ -49,8 +50,14 @@ def make_keys(path: Path) -> KeyPair:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    if not path.name:
+        raise SigningError(f"{str(path)!r} names no file; give one that does not exist yet")
     private = Ed25519PrivateKey.generate()
     passphrase = _passphrase()
+    if passphrase is not None and len(passphrase) > MAX_PASSPHRASE_NBYTES:
+        raise SigningError(
+            f"{PASSPHRASE_VARIABLE} has {len(passphrase)} bytes; OpenSSL reads at most {MAX_PASSPHRASE_NBYTES}"
+        )
     encryption = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     text = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     public = private.public_key()
@@ -125,7 +132,8 @@ def _public_pem(key: Ed25519PublicKey) -> bytes:
 
 
 def _passphrase() -> bytes | None:
-    return os.environ.get(PASSPHRASE_VARIABLE, "").encode() or None
+    # Its bytes as the environment has them, which need not be UTF-8.
+    return os.fsencode(os.environ.get(PASSPHRASE_VARIABLE, "")) or None
 
 
 def _kind(key: object) -> str:

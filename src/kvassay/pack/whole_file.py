@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvassay.errors import PackError
+from kvassay.pack.outside import refuse_inside_result
 from kvassay.pack.signals import signals_held
 
 
@@ -48,12 +49,13 @@ def replace_whole_file(path: Path, data: bytes) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise PackError where `path` exists in any form, or cannot: before work whose result it is for."""
+    """Raise PackError where `path` exists in any form, cannot, or must not: before work whose result it is for."""
     shown = repr(str(path))
     try:
         # Asked of the system, which knows how long a name may be here.
         os.lstat(Path(os.path.abspath(path)))
     except FileNotFoundError:
+        refuse_inside_result(path)
         return
     except OSError as error:
         raise PackError(f"{shown} cannot be written: {error.strerror}") from error

@@ -6,6 +6,9 @@ a group share. A *group* (model, workload, seed) becomes one evidence pack when 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -66,7 +69,7 @@ class Group(_Record):
     """Id of the shared reference."""
     cells: tuple[Cell, ...]
 
-    @property
+    @cached_property
     def id(self) -> str:
         return sha256_json({"contract": self.contract_sha256, "cells": [cell.id for cell in self.cells]})
 
@@ -78,6 +81,14 @@ class Group(_Record):
     def label(self) -> str:
         """For people: who and what."""
         return f"{self.model.name}, {self.workload}, seed {self.seed}"
+
+    @property
+    def setting_sha256(self) -> str:
+        """What seeds have in common: weights, engine, device, and the contract but for its seed. Groups that differ in
+        anything else are no repetitions of each other."""
+        content: dict[str, Any] = dict(self.contract.to_json())
+        content["inference"] = {key: value for key, value in content["inference"].items() if key != "seed"}
+        return sha256_json({"subject": self.subject(self.contract.subject.weights), "contract": content})
 
     def subject(self, weights: str) -> dict[str, Any]:
         """What every digest below this group begins with."""
@@ -121,6 +132,14 @@ class Item(NamedTuple):
         what = "reference" if self.cell is None else self.cell.arm
         part = "" if self.parts == 1 else f", part {self.part + 1} of {self.parts}"
         return f"{what} ({self.group.label}{part})"
+
+
+def distinct_labels(groups: Sequence[Group]) -> dict[str, str]:
+    """Labels by a group's id; where several groups have one label (an edited contract, other weights in a folder), it
+    is followed by the beginning of the id, as the name of the group's pack is."""
+    labels = {group.id: group.label for group in groups}
+    count = Counter(labels.values())
+    return {key: label if count[label] == 1 else f"{label} ({key[:8]})" for key, label in labels.items()}
 
 
 def cell_id(subject: dict[str, Any], workload_sha256: str, seed: int, format_digest: str, again: int) -> str:

@@ -1,21 +1,25 @@
 """SQL over the rows of finished cells and of packs, by DuckDB, without copying them.
 
-Views: `tokens`, `items`, `tensors`, `generations` (the row tables, each with the columns `source`, `model`, `workload`
-and `seed` in front), `cells` (one row a finished cell) and `verdicts` (one row a clause of a pack).
+Views: `tokens`, `items`, `tensors`, `generations`, `answers` (the row tables, each with the columns `source`, `model`,
+`workload` and `seed` in front), `cells` (one row a finished cell) and `verdicts` (one row a clause of a pack).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
+from kvassay.core.contract import Contract
 from kvassay.core.records import Verdicts
 from kvassay.errors import MissingExtraError, UsageError
 from kvassay.pack import layout
-from kvassay.pack.reader import read_object, read_record
+from kvassay.pack.files import read_manifest
+from kvassay.pack.layout import PackManifest
+from kvassay.pack.reader import check_whole, read_object, read_record, recorded_model_name
 from kvassay.pack.tables import TABLE_COLUMNS, arrow_schema, table_file
 from kvassay.scale.cell import Group
 from kvassay.scale.store import Store
@@ -54,7 +58,8 @@ class Answer(NamedTuple):
 
 
 def query(sql: str, store: Store | None, groups: Sequence[Group], packs: Sequence[Path] = ()) -> Answer:
-    """Run one statement; raises UsageError with DuckDB's message where it cannot be run."""
+    """Run one statement; raises UsageError with DuckDB's message where it cannot be run, and PackError for a pack whose
+    files are not as its manifest says. A pack that is named twice, by whatever path, is one."""
     try:
         import duckdb
     except ImportError as error:
@@ -67,15 +72,17 @@ def query(sql: str, store: Store | None, groups: Sequence[Group], packs: Sequenc
         if store.local_root is None:
             connection.register_filesystem(store.file_system)
         _add_cells(store, groups, files, cells)
-    for pack in packs:
+    for pack in {os.path.realpath(pack): pack for pack in reversed(packs)}.values():
         _add_pack(pack, files, verdicts)
-    for table, sources in files.items():
-        _view(connection, table, sources)
     connection.register("cells", _table(cells, _CELLS, {"seed": pa.int64(), "seconds": pa.float64()}))
     numbers = dict.fromkeys(("estimate", "lower", "upper", "limit"), pa.float64())
     connection.register("verdicts", _table(verdicts, _VERDICTS, {"seed": pa.int64(), "n": pa.int64(), **numbers}))
     try:
-        found = connection.execute(sql)
+        for table, sources in files.items():
+            _view(connection, table, sources)
+        found: Any = connection.execute(sql)
+        if found is None:  # an empty text, or a comment alone
+            return Answer([], [])
         return Answer([column[0] for column in found.description or ()], found.fetchall())
     except duckdb.Error as error:
         raise UsageError(f"the query cannot be run: {' '.join(str(error).split())[:500]}") from error
@@ -105,12 +112,13 @@ def _add_cells(
 
 
 def _add_pack(pack: Path, files: dict[str, list[dict[str, Any]]], verdicts: list[dict[str, Any]]) -> None:
-    contract = read_object(pack, layout.CONTRACT_JSON)
+    check_whole(pack, cast("PackManifest", read_manifest(pack, layout.PACK_SCHEMA, layout.PackManifest)))
+    contract = read_record(pack, layout.CONTRACT_JSON, Contract)
     named = {
         "source": str(pack),
-        "model": read_object(pack, layout.SUBJECT)["model"]["name"],
-        "workload": contract["name"],
-        "seed": contract["inference"]["seed"],
+        "model": recorded_model_name(read_object(pack, layout.SUBJECT)),
+        "workload": contract.name,
+        "seed": contract.inference.seed,
     }
     for table in TABLE_COLUMNS:
         files[table].append({"filename": str(pack / table_file(table)), **named})

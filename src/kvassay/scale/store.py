@@ -16,7 +16,8 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from fsspec.core import url_to_fs
@@ -30,7 +31,7 @@ from kvassay.scale.process import is_mark_of_dead, process_mark
 
 MANIFEST = "manifest.json"
 _PARTIAL = ".partial-"
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class StoredFile(BaseModel):
@@ -59,6 +60,8 @@ class Store:
 
     def __init__(self, url: str, **options: Any) -> None:
         """`options` go to the file system (`endpoint_url`, credentials); raises StoreError for an unknown protocol."""
+        if not url.strip():
+            raise StoreError("the store has no name; expected a folder, or a URL that fsspec knows (s3://bucket/path)")
         self.url = url
         self.options = options
         try:
@@ -68,6 +71,8 @@ class Store:
         self._fs: Any = fs
         self._root = root.rstrip("/")
         self._local = isinstance(fs, LocalFileSystem)
+        if self._local and os.path.exists(self._root) and not os.path.isdir(self._root):
+            raise StoreError(f"store {url!r} is a file; expected a folder, or a path at which there is nothing yet")
 
     @property
     def local_root(self) -> str | None:
@@ -87,13 +92,15 @@ class Store:
         """The content of a file; None where there is none."""
         self._fs.invalidate_cache()
         try:
-            return self._fs.cat_file(self._path(name))
+            with self._reporting(name, "read"):
+                return self._fs.cat_file(self._path(name))
         except FileNotFoundError:
             return None
 
     def exists(self, name: str) -> bool:
         self._fs.invalidate_cache()
-        return bool(self._fs.exists(self._path(name)))
+        with self._reporting(name, "read"):
+            return bool(self._fs.exists(self._path(name)))
 
     def sha256(self, name: str) -> str:
         """Digest of a file that is there."""
@@ -105,7 +112,8 @@ class Store:
         """Names of the files and folders in a folder, sorted; hidden ones, which are half-written, are left out."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._path(folder), detail=False)
+            with self._reporting(folder, "listed"):
+                found = self._fs.ls(self._path(folder), detail=False)
         except FileNotFoundError:
             return []
         names = (path.rstrip("/").rsplit("/", 1)[-1] for path in found)
@@ -114,29 +122,31 @@ class Store:
     def put(self, name: str, data: bytes) -> None:
         """Write a file as a whole, in place of one of that name; raises StoreError where there is no room."""
         path = self._path(name)
-        if not self._local:
-            self._fs.pipe_file(path, data)
-            return
-        partial = self._write_partial(path, data)
-        os.replace(partial, path)
+        with self._reporting(name, "written"):
+            if not self._local:
+                self._fs.pipe_file(path, data)
+                return
+            partial = self._write_partial(path, data)
+            os.replace(partial, path)
 
     def put_new(self, name: str, data: bytes) -> bool:
         """Write a file unless one of that name is there; whether it was written."""
         path = self._path(name)
-        if not self._local:
-            return self._put_new_remote(path, data)
-        partial = self._write_partial(path, data)
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            return False
-        finally:
-            os.unlink(partial)
-        return True
+        with self._reporting(name, "written"):
+            if not self._local:
+                return self._put_new_remote(path, data)
+            partial = self._write_partial(path, data)
+            try:
+                os.link(partial, path)
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(partial)
+            return True
 
     def remove(self, name: str) -> None:
         """Remove a file or folder; none there is well too."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._reporting(name, "removed"):
             self._fs.rm(self._path(name), recursive=True)
 
     def commit(
@@ -161,12 +171,19 @@ class Store:
             files=files,
             facts=facts,
         )
-        return self.put_new(f"{folder}/{MANIFEST}", render_json(manifest.model_dump(mode="json")))
+        name, data = f"{folder}/{MANIFEST}", render_json(manifest.model_dump(mode="json"))
+        if self.put_new(name, data):
+            return True
+        if self.folder(folder, identity) is not None:
+            return False
+        self.put(name, data)  # what stands there is no manifest
+        return True
 
     def folder(self, folder: str, identity: str) -> StoredFolder | None:
         """The manifest of a finished folder; None where it is not finished.
 
-        A manifest that cannot be read is none: what stands there is removed, so that the work is done again.
+        A manifest that cannot be read is none, so that the work is done again and takes its place (`commit`). It is not
+        removed here: who asks how far a store is changes nothing in it.
         """
         data = self.read(f"{folder}/{MANIFEST}")
         if data is None:
@@ -174,11 +191,8 @@ class Store:
         try:
             found = StoredFolder.model_validate(parse_json(data, MANIFEST))
         except (PackError, ValidationError):
-            found = None
-        if found is None or found.id != identity:
-            self.remove(f"{folder}/{MANIFEST}")
             return None
-        return found
+        return found if found.id == identity else None
 
     def file(self, folder: str, found: StoredFolder, name: str) -> bytes:
         """A file of a finished folder, checked; raises StoreError if it is not what was written."""
@@ -206,6 +220,22 @@ class Store:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    @contextmanager
+    def _reporting(self, name: str, done: str) -> Generator[None]:
+        """An error of the file system or of the service behind it is one of the store, and of no cell: no other item
+        would fare better. That a file which is read is missing is an answer, and goes on as it is."""
+        try:
+            yield
+        except Exception as error:  # each service has errors of its own, which have no common kind
+            if isinstance(error, FileNotFoundError) and done != "written":
+                raise
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                way_out = "free some room and run again"
+            else:
+                way_out = "check " + ("who may read and write there" if self._local else "address, access and network")
+            said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            raise StoreError(f"{self.url}/{name} cannot be {done}: {said}; {way_out}") from error
+
     def _put_new_remote(self, path: str, data: bytes) -> bool:
         try:
             self._fs.pipe_file(path, data, mode="create")
@@ -227,13 +257,8 @@ class Store:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
+        except OSError:
             with suppress(OSError):
                 os.unlink(partial)
-            if error.errno in _NO_ROOM:
-                raise StoreError(
-                    f"{path!r} cannot be written: {os.strerror(error.errno or 0)}; free some room and run again, "
-                    "finished cells are kept"
-                ) from error
             raise
         return partial

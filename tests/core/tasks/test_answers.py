@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvassay.core.tasks.answers import (
     MAX_ANSWER_CHARACTERS,
     GeneratedScore,
+    begins_with,
     parse_json_object,
     parse_tool_call,
     same_json,
@@ -171,3 +172,15 @@ def test_the_true_answer_is_right_for_every_kind(kind) -> None:
     score = KINDS[kind].scored(draw.expected, draw.script.answer + "\nand more")
     assert score.right
     assert score.parses is (True if kind in ("json", "tool-call") else None)
+
+
+@pytest.mark.parametrize("rest", ["", ".", ". The", ".The", ", and", "\n", "-", "'", " 5", ") 5"])
+def test_an_answer_ends_at_what_ends_a_clause(rest) -> None:
+    for answer in ("4821", "amber"):
+        assert begins_with(answer, f" {answer}{rest}").right
+
+
+@pytest.mark.parametrize("rest", ["5", ".5", ",567", "_000", "-22", "/7", ":30", "'000", "’000", "th"])
+def test_b06_a_longer_number_does_not_say_the_shorter_one_that_it_begins_with(rest) -> None:
+    assert not begins_with("4821", f" 4821{rest}").right
+    assert not begins_with("amber", "amber_case").right

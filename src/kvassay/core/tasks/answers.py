@@ -6,12 +6,16 @@ Answers are hostile text: a parser here gives None for what it cannot read, and 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from kvassay.core.tasks.long_generation import followed, lines_ended, written_lines
 
 MAX_ANSWER_CHARACTERS = 1 << 16
+_WORD_GOES_ON = re.compile(r"\w")
+_NUMBER_GOES_ON = re.compile(r"\w|[.,:/'’-]\d")
+"""A sign between digits belongs to the number that they write; before a blank or at the end it ends a clause."""
 
 
 class GeneratedScore(NamedTuple):
@@ -44,10 +48,10 @@ class AnswerForm(NamedTuple):
 
 
 def begins_with(expected: str, answer: str) -> GeneratedScore:
-    """Right if the text begins with the answer and the answer ends there: 1234 is not said by 12345."""
+    """Right if the text begins with the answer and the answer ends there: 12 is not said by 123, 12.3 or 12,345."""
     text = answer.lstrip()
-    rest = text[len(expected) :]
-    return GeneratedScore(None, text.startswith(expected) and not rest[:1].isalnum())
+    goes_on = _NUMBER_GOES_ON if expected[-1:].isdecimal() else _WORD_GOES_ON
+    return GeneratedScore(None, text.startswith(expected) and goes_on.match(text, len(expected)) is None)
 
 
 def scored_sentence(expected: str, answer: str) -> GeneratedScore:

@@ -1,4 +1,4 @@
-"""Rows of a pack as CSV or Parquet: its four row tables, and one of its clauses.
+"""Rows of a pack as CSV or Parquet: its row tables, and one of its clauses.
 
 A spreadsheet takes a cell that begins with = + - or @ for a formula and runs it (OWASP, "CSV Injection"). Texts come
 from models and strangers, so in CSV a text that begins so, after blanks or not, gets an apostrophe before it, and so
