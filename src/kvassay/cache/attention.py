@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvassay.cache.attention_path import AttentionPath, ChosenPath
-from kvassay.cache.fused_attention import call_obstacle, fused_attention, is_long
+from kvassay.cache.fused_attention import call_obstacle, fused_attention, is_long, serves_step, step_attention
 from kvassay.cache.graph_capture import BREAK_REASON
 from kvassay.cache.packed_view import PackedView
 from kvassay.cache.tiled_attention import Scoring, tiled_attention
@@ -95,14 +95,18 @@ def _scoring(query: Tensor, kwargs: dict[str, Any]) -> Scoring:
     return Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("softcap"), kwargs.get("s_aux"))
 
 
-@torch.compiler.disable(reason=BREAK_REASON)
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
+    if torch.compiler.is_compiling():
+        return _attend_between_graphs(module, query, key, value, mask, **kwargs)
     assert isinstance(key, PackedView), "the caller checks"
     seen = key.seen()
     assert seen is not None, "the caller checks"
     query, scoring, layer = query.detach(), _scoring(query, kwargs), seen.layer
+    if mask is None and layer.attention != "tiled" and serves_step(query, seen):
+        layer.path = AttentionPath.FUSED
+        return step_attention(query, seen, scoring), None
     obstacle = "" if layer.attention == "tiled" or is_long(query, seen) else call_obstacle(query, seen, mask)
     if obstacle and layer.attention == "fused":
         raise KernelError(f"attention='fused' was asked for, and kernels cannot serve this call: {obstacle}")
@@ -110,6 +114,12 @@ def _attend(
     attend = fused_attention if obstacle is None else tiled_attention
     out = attend(query, seen, mask, scoring)
     return out.transpose(1, 2).contiguous(), None
+
+
+@torch.compiler.disable(reason=BREAK_REASON)
+def _attend_between_graphs(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """Apart from `_attend`, since what `disable` adds to a call is a good part of a step outside of torch.compile."""
+    return _attend(*args, **kwargs)
 
 
 def _plain(

@@ -127,7 +127,6 @@ class QuantizedCache(Cache):
         """Finite values that saturated when they were encoded, over all layers."""
         return sum(store.clipped_values for layer in self.quantized_layers for store in layer.stores)
 
-    @torch.compiler.disable(reason=BREAK_REASON)
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,7 +135,19 @@ class QuantizedCache(Cache):
         That is decoded when something asks for it, and by attention that knows packed pages never as a whole.
         `torch.compile` runs this between two graphs; with fullgraph=True, and in torch.export, it is refused.
         """
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            return self._update_between_graphs(key_states, value_states, layer_idx, *args, **kwargs)
+        return self._update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    @torch.compiler.disable(reason=BREAK_REASON)
+    def _update_between_graphs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Apart from `update`, since what `disable` adds to a call is a good part of one outside of torch.compile."""
         require_no_export()
+        return self._update(*args, **kwargs)
+
+    def _update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if not 0 <= layer_idx < len(self.quantized_layers):
             raise GeometryError(
                 f"keys of layer {layer_idx} came, and the cache was made for layers 0 to "
@@ -145,7 +156,12 @@ class QuantizedCache(Cache):
         layer = self.quantized_layers[layer_idx]
         self.quantized_layers[layer_idx - 1].require_whole()
         self.require_even(layer)
-        layer.hands_out_views = chosen_path(self.config, layer).path is not AttentionPath.DECODED
+        first = self.quantized_layers[0]
+        if layer is first or layer.attention != "auto" or layer.columns + key_states.shape[2] != first.columns:
+            layer.hands_out_views = chosen_path(self.config, layer).path is not AttentionPath.DECODED
+        else:
+            # Within a forward the model's attention stays what it was when the first layer asked; asking takes long.
+            layer.hands_out_views = first.hands_out_views
         return layer.update(key_states, value_states, *args, **kwargs)
 
     def require_even(self, layer: QuantizedLayer | None = None) -> None:

@@ -114,6 +114,8 @@ class MemorySlabs:
 
     def addresses(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
         """Where slabs begin in memory."""
+        if len(self._slabs) == 1:
+            return np.full(numbers.shape, next(iter(self._slabs.values())).data_ptr(), np.int64)
         # Nothing is kept: what a cache holds beside its pages is counted, and a function of its length.
         known = np.fromiter(self._slabs, np.int64, len(self._slabs))
         starts = np.fromiter(map(Tensor.data_ptr, self._slabs.values()), np.int64, len(self._slabs))
