@@ -64,7 +64,7 @@ def fused_attention(
 
 
 def serves_step(query: Tensor, seen: SeenTokens) -> bool:
-    """True where `step_attention` serves a query without a mask: a single token of a layer stored as one, kernels in reach."""
+    """True where `step_attention` serves a query without a mask: one token, and a layer stored as one in kernels' reach."""
     return (
         seen.whole is not None
         and query.shape[2] == 1
@@ -77,9 +77,9 @@ def serves_step(query: Tensor, seen: SeenTokens) -> bool:
 def step_attention(
     query: Float[Tensor, "batch query_heads 1 head_dim"], seen: SeenTokens, scoring: Scoring
 ) -> Float[Tensor, "batch 1 query_heads value_dim"]:
-    """`fused_attention` of one new token over a whole layer, transposed: no part is picked, and nothing is put together.
+    """`fused_attention` of one new token over a whole layer, transposed: no part is picked, nothing is put together.
 
-    A step of a small model takes tens of milliseconds over tens of layers, so that what Python does once a layer counts.
+    A step of a small model takes tens of milliseconds over tens of layers, so what Python does once a layer counts.
     """
     group = seen.whole
     assert group is not None, "the caller asked whether it is served"

@@ -46,7 +46,7 @@ class SeenTokens:
         self.end = end
         self.new = new
         self.whole: StoredHeads | None = None
-        """What is stored of the layer where that is all rows and all heads in one, unpadded, and whole runs of pages."""
+        """The stores of the layer where there is one a side (`cohorts.stored_as_one`); None where there are more."""
         self._views: list[weakref.ref[PackedView]] = []
 
     def views(self, tokens: int, keys_dtype: torch.dtype, values_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
