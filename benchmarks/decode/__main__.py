@@ -6,8 +6,8 @@
 Each round gives every arm a turn of some steps (at least two, and as many as fit in `--turn-seconds`), whose first is
 not counted, since another arm's bytes were in the processor's caches. A figure is the median of the rounds' medians
 with their range. Caches hold Gaussian keys and values of the model's own mean and spread a channel; llama.cpp ran a
-prompt. The attention share is the median over rounds of one more step each, timed by hooks: what attention modules take outside
-their projections, cache included. An arm that does not run says why.
+prompt. The attention share is the median over rounds of one more step each, timed by hooks: what attention modules take
+outside their projections, cache included. An arm that does not run says why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Four lanes in the vector extensions of GCC and Clang, for any processor; on ARM64 they become NEON.
+// Four lanes in the vector extensions of GCC and Clang, for any processor.
 #pragma once
 #include <math.h>
 #include <string.h>

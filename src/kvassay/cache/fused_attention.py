@@ -64,7 +64,7 @@ def fused_attention(
 
 
 def serves_step(query: Tensor, seen: SeenTokens) -> bool:
-    """True where `step_attention` serves a query without a mask: one token, and a layer stored as one in kernels' reach."""
+    """True where `step_attention` serves a query without a mask: one token, a layer stored as one, no obstacle."""
     return (
         seen.whole is not None
         and query.shape[2] == 1

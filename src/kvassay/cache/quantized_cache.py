@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from kvassay.cache.arguments import config_fields, padding_counts, parsed_format, require_choice, whole_number
-from kvassay.cache.attention import chosen_path
+from kvassay.cache.attention import READS_VIEWS, chosen_path
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPath
 from kvassay.cache.cache_identity import require_same_format
 from kvassay.cache.cohorts import LayerCalibration, row_numbers
@@ -25,11 +25,13 @@ from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
 from kvassay.cache.side_codec import OnClip
 from kvassay.cache.stored_bytes import stored_nbytes
+from kvassay.cache.traced import append, number_of, promise
 from kvassay.core.geometry import Owner, geometry_from_config
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
 from kvassay.core.serving import check_serves
 from kvassay.errors import CacheStateError, GeometryError
+from kvassay.kernels.native import warn_if_missing
 
 
 class QuantizedCache(Cache):
@@ -64,6 +66,7 @@ class QuantizedCache(Cache):
         attention: AttentionChoice = "auto",
         offload: Offload | None = None,
     ) -> None:
+        warn_if_missing()
         self.kv_format = parsed_format(kv_format)
         self.geometry = geometry_from_config(config_fields(config))
         require_choice(on_clip, OnClip, "on_clip")
@@ -91,6 +94,7 @@ class QuantizedCache(Cache):
                 layer.read_ahead_of(following)
         super().__init__(layers=list(layers))
         self.quantized_layers = layers
+        self._number = number_of(self)
 
     @classmethod
     def for_model(
@@ -135,9 +139,22 @@ class QuantizedCache(Cache):
         That is decoded when something asks for it, and by attention that knows packed pages never as a whole.
         `torch.compile` runs this between two graphs; with fullgraph=True, and in torch.export, it is refused.
         """
+        if torch.compiler.is_compiling() and self._fits_in_graph(layer_idx):
+            layer = self.quantized_layers[layer_idx]
+            tokens, _ = layer.get_mask_sizes(key_states.shape[2])
+            promise.number, promise.layer = self._number, layer_idx
+            return append(key_states, value_states, self._number, layer_idx, tokens)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return self._update_between_graphs(key_states, value_states, layer_idx, *args, **kwargs)
         return self._update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _fits_in_graph(self, layer_idx: int) -> bool:
+        """True where a traced forward can hold the append as one operator: its first tokens excepted."""
+        layer = self.quantized_layers[layer_idx]
+        if torch.compiler.is_exporting() or not layer.columns or not layer.hands_out_views:
+            return False
+        # What was found for the layer's last tokens, while nobody changed the model's attention since.
+        return getattr(self.config, "_attn_implementation", None) in READS_VIEWS
 
     @torch.compiler.disable(reason=BREAK_REASON)
     def _update_between_graphs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
