@@ -1,4 +1,4 @@
-"""A forward over stored tokens as one graph of torch.compile: the numbers and bytes of the model that is not compiled."""
+"""A forward over stored tokens as one graph of torch.compile: numbers and bytes of the model that is not compiled."""
 
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ def test_b14_keys_that_are_not_attended_to_are_no_numbers() -> None:
     torch._dynamo.reset()
     read = torch.compile(lambda keys: cache.update(keys, keys, 0)[0] + 1, backend="eager", fullgraph=True)
     assert read(new).isnan().all()
+    # Nor does anything else attend to them in their place.
+    plain = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        expected, found = (call(input_ids=IDS, use_cache=False).logits for call in (model, plain))
+    assert torch.equal(found, expected)
 
 
 def test_an_operator_without_its_cache_says_so() -> None:

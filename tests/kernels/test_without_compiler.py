@@ -1,4 +1,4 @@
-"""A machine without a C++ compiler: the package installs from its sources, runs a judgement, and says what is missing."""
+"""A machine without a C++ compiler: the package installs from its sources, runs a judgement, says what is missing."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def test_the_first_cache_says_that_nothing_is_compiled(installed) -> None:
     code = (
         "import kvassay, torch; from transformers import LlamaConfig; print(kvassay.__file__);"
         "config = LlamaConfig(vocab_size=8, hidden_size=64, num_hidden_layers=1, num_attention_heads=1);"
+        "config._attn_implementation = 'sdpa';"
         "cache = kvassay.QuantizedCache(config, 'int4-g64'); kvassay.QuantizedCache(config, 'int4-g64');"
         "print(cache.explain()[0].next.value)"
     )

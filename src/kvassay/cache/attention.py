@@ -66,7 +66,7 @@ def packed_sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """transformers' sdpa; packed views that it would decode are read in place."""
-    if torch.compiler.is_compiling() and promise.number:
+    if torch.compiler.is_compiling() and promise.made(key):
         return _attend_in_graph(query, key, value, attention_mask, **kwargs), None
     if _is_packed(key, value) and kwargs.get("position_bias") is None and not kwargs.get("dropout"):
         return _attend(module, query, key, value, attention_mask, **kwargs)
@@ -77,7 +77,7 @@ def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """As `packed_sdpa`, with soft cap and learned sinks for plain tensors too."""
-    if torch.compiler.is_compiling() and promise.number:
+    if torch.compiler.is_compiling() and promise.made(key):
         return _attend_in_graph(query, key, value, attention_mask, **kwargs), None
     if _is_packed(key, value):
         return _attend(module, query, key, value, attention_mask, **kwargs)
@@ -129,10 +129,10 @@ attend_by(_attend_views)
 
 
 def _attend_in_graph(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
-    number, promise.number = promise.number, 0
+    promise.keys = None
     scoring = _scoring(query, kwargs)
     return attend(
-        query, key, value, mask, scoring.sinks, scoring.scaling, scoring.softcap, number, promise.layer
+        query, key, value, mask, scoring.sinks, scoring.scaling, scoring.softcap, promise.number, promise.layer
     )
 
 

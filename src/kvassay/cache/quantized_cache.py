@@ -143,7 +143,9 @@ class QuantizedCache(Cache):
             layer = self.quantized_layers[layer_idx]
             tokens, _ = layer.get_mask_sizes(key_states.shape[2])
             promise.number, promise.layer = self._number, layer_idx
-            return append(key_states, value_states, self._number, layer_idx, tokens)
+            keys, values = append(key_states, value_states, self._number, layer_idx, tokens)
+            promise.keys = keys
+            return keys, values
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return self._update_between_graphs(key_states, value_states, layer_idx, *args, **kwargs)
         return self._update(key_states, value_states, layer_idx, *args, **kwargs)

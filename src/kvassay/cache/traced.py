@@ -2,9 +2,9 @@
 
 How much an append encodes, and where, depends on lengths and values, so no graph can hold its steps. `append` and
 `attend` are opaque to it instead: at run time they call the cache named by a number, and to the compiler they are
-functions of their tensors. What `append` returns stands for the stored keys and values and has their shape; it holds NaN,
-in one element that is spread over it, so that a model which does anything else with keys than to attend to them cannot
-get a number out of it. That `attend` follows is agreed while the graph is traced (`Promise`).
+functions of their tensors. What `append` returns stands for the stored keys and values and has their shape; it holds
+NaN, in one element that is spread over it, so that a model which does anything else with keys than to attend to them
+cannot get a number out of it. That `attend` follows is agreed while the graph is traced (`Promise`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,14 @@ def number_of(cache: Any) -> int:
 class Promise:
     """While a graph is traced: the layer whose `append` was traced last and whose `attend` was not yet."""
 
+    keys: Tensor | None = None
+    """What it returned: attention that is given other keys has nothing to do with it."""
     number: int = 0
-    """Of the cache; 0 for none."""
+    """Of the cache."""
     layer: int = 0
+
+    def made(self, keys: Tensor) -> bool:
+        return self.keys is not None and self.keys is keys
 
 
 promise = Promise()
