@@ -77,8 +77,9 @@ class TransformersDecoder:
 
 
 def _drawn(mean: Tensor, std: Tensor, shape: Shape, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    noise = torch.randn(shape.batch, mean.shape[1], shape.context, mean.shape[3], generator=generator)
-    return noise.mul_(std.float()).add_(mean.float()).to(dtype)
+    """One row, in as many copies: each has its own pages."""
+    noise = torch.randn(1, mean.shape[1], shape.context, mean.shape[3], generator=generator)
+    return noise.mul_(std.float()).add_(mean.float()).to(dtype).repeat(shape.batch, 1, 1, 1)
 
 
 class Models:
