@@ -162,7 +162,10 @@ def _call(
         threads=torch.get_num_threads(),
         instruction_set=instruction_set(),
     )
-    return None if coded_out is None else coded_out @ values_basis.T
+    if coded_out is None:
+        return None
+    assert values_basis is not None, "sums are apart for the basis"
+    return coded_out @ values_basis.T
 
 
 def _segments(store: SideStore, side: TileSide, begin: int, end: int) -> list[Any]:
