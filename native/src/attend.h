@@ -144,6 +144,7 @@ class HeadAttention {
     for (int k = 0; k < num_keys; ++k)
       if (call_.keys[k].begin < end && call_.keys[k].end > begin)
         prepare(call_.keys[k], first, rows, prepared[k], work_.keys[k]);
+    const int room = coded_room();
     float* sums[kMaxRows];
     float* coded[kMaxRows];
     float* constants[kMaxRows];
@@ -151,7 +152,7 @@ class HeadAttention {
       sums[r] = partials[first + r].sums;
       coded[r] = work_.coded[r];
       constants[r] = work_.constants[r];
-      memset(coded[r], 0, sizeof(work_.coded[r]));
+      memset(coded[r], 0, sizeof(float) * static_cast<std::size_t>(room));
       memset(constants[r], 0, sizeof(work_.constants[r]));
     }
     const TileFormat* coded_format = nullptr;
@@ -167,7 +168,7 @@ class HeadAttention {
         const float shrink = soften(first + r, low, high, scores[r], partial);
         if (shrink != 1.f) {
           rescale(sums[r], call_.value_dim, shrink);
-          rescale(coded[r], kMaxSums, shrink);
+          rescale(coded[r], room, shrink);
           for (int g = 0; g < kMaxGroups; ++g) constants[r][g] *= shrink;
         }
       }
@@ -185,6 +186,14 @@ class HeadAttention {
     if (coded_format)
       for (int r = 0; r < rows; ++r)
         channel_sums<S>(*coded_format, coded[r], constants[r], coded_factor, partials[first + r].coded_sums);
+  }
+
+  // Sums that coded values take, whichever format they have.
+  int coded_room() const {
+    int room = 0;
+    for (int k = 0; k < call_.num_values; ++k)
+      if (!call_.values[k].format->is_float()) room = larger(room, num_sums<S>(*call_.values[k].format));
+    return room;
   }
 
   // Chunks end where pages of coded keys end, so that no line of keys is read twice.

@@ -210,6 +210,14 @@ void value_stage(const TileFormat& format, const std::uint8_t* tile, int first, 
   }
 }
 
+// Sums of a format in the order of lanes.
+template <class S>
+KV_INLINE int num_sums(const TileFormat& format) {
+  const int per_byte = codes_per_byte(format.code), groups = format.groups();
+  const int group_columns = format.dim / per_byte / groups;
+  return groups * ((group_columns + S::kLanes - 1) / S::kLanes) * per_byte * S::kLanes;
+}
+
 // Adds sums in the order of lanes, times `factor`, to sums in the order of channels.
 template <class S>
 void channel_sums(const TileFormat& format, const float* sums, const float* constants, float factor, float* out) {

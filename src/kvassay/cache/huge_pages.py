@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -30,9 +31,7 @@ def huge_page_memory(nbytes: int) -> Tensor | None:
         return None
     start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     skip = -start % HUGE_NBYTES
-    try:
+    with suppress(OSError):  # a kernel without them leaves small pages, which serve too
         mapping.madvise(mmap.MADV_HUGEPAGE, skip, nbytes // HUGE_NBYTES * HUGE_NBYTES)
-    except OSError:
-        pass  # A kernel without them leaves small pages, which serve too.
     with torch.inference_mode(False):
         return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes, offset=skip)

@@ -89,7 +89,7 @@ def kernels_line() -> str:
     state = native_state()
     if state.missing is not None:
         return f"kernels: none, attention reads pages in torch; {state.missing}"
-    return f"kernels: {', '.join(state.instruction_sets)}"
+    return f"kernels: exact by {', '.join(state.instruction_sets)}; reference in torch"
 
 
 def _figure(value: float | None) -> str:
