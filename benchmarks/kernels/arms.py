@@ -102,8 +102,8 @@ def plain(shape: Shape, dtype: torch.dtype, how: str, large_pages: bool = False)
         return scaled_dot_product_attention(query, keys, values, enable_gqa=True)
 
     def repeat_kv() -> Tensor:
-        repeated = (each.repeat_interleave(ratio, dim=1) for each in (keys, values))
-        return scaled_dot_product_attention(query, *repeated)
+        all_keys, all_values = keys.repeat_interleave(ratio, dim=1), values.repeat_interleave(ratio, dim=1)
+        return scaled_dot_product_attention(query, all_keys, all_values)
 
     nbytes = 2 * keys.numel() * keys.element_size()
     return Arm({"view": view, "enable_gqa": enable_gqa, "repeat_kv": repeat_kv}[how], nbytes)
