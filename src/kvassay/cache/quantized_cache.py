@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from kvassay.cache.arguments import config_fields, padding_counts, parsed_format, require_choice, whole_number
 from kvassay.cache.attention import READS_VIEWS, chosen_path
-from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPath
+from kvassay.cache.attention_path import AttentionChoice, AttentionPath, KernelChoice, LayerPath, attention_choice
 from kvassay.cache.cache_identity import require_same_format
 from kvassay.cache.cohorts import LayerCalibration, row_numbers
 from kvassay.cache.graph_capture import BREAK_REASON, require_no_export
@@ -47,8 +47,8 @@ class QuantizedCache(Cache):
     alone, its own first tokens being its sinks. Without it padding is stored like any token. `offload` keeps coded
     pages that do not fit in a limit on disk, or in host memory; what is read stays the same, bit for bit.
 
-    `attention` says how models read it: `tiled` page by page, `decoded` as a decoded layer at a time, `auto` tiled
-    wherever the model's attention can (see `explain`).
+    `attention` says how models read it: `fused` from the codes, `tiled` page by page, `decoded` a layer at a time,
+    `auto` the first that can (see `explain`). `kernel` says it by what multiplies: `exact` is fused, `reference` tiled.
 
     Rows and tokens can be taken away, repeated and shared at any time: `crop`, `batch_select_indices`,
     `reorder_cache`, `batch_repeat_interleave`, `fork`, `take_rows`, `trim_padding`, `reset`.
@@ -64,13 +64,14 @@ class QuantizedCache(Cache):
         key_transforms: Mapping[int, KeyTransform] | None = None,
         left_padding: Sequence[int] | torch.Tensor | None = None,
         attention: AttentionChoice = "auto",
+        kernel: KernelChoice = "auto",
         offload: Offload | None = None,
     ) -> None:
         warn_if_missing()
         self.kv_format = parsed_format(kv_format)
         self.geometry = geometry_from_config(config_fields(config))
         require_choice(on_clip, OnClip, "on_clip")
-        require_choice(attention, AttentionChoice, "attention")
+        attention = attention_choice(attention, kernel)
         check_serves(self.kv_format, self.geometry)
         self._calibration, self._key_transforms = calibration, key_transforms
         self.on_clip: OnClip = on_clip
@@ -106,6 +107,7 @@ class QuantizedCache(Cache):
         on_clip: OnClip = "raise",
         left_padding: Sequence[int] | torch.Tensor | None = None,
         attention: AttentionChoice = "auto",
+        kernel: KernelChoice = "auto",
         offload: Offload | None = None,
     ) -> QuantizedCache:
         """A cache for a loaded model, with the key transforms that its format needs.
@@ -123,6 +125,7 @@ class QuantizedCache(Cache):
             key_transforms=transforms,
             left_padding=left_padding,
             attention=attention,
+            kernel=kernel,
             offload=offload,
         )
 
@@ -363,14 +366,15 @@ class QuantizedCache(Cache):
         revision: str | None = None,
         device: torch.device | str | None = None,
         attention: AttentionChoice = "auto",
+        kernel: KernelChoice = "auto",
     ) -> QuantizedCache:
         """The cache that `save` wrote, bit for bit; nothing is computed from tokens.
 
         `model` is the loaded model or its config; a model is needed by formats with key transforms, unless
         `key_transforms` are given. `kv_format`, if given, is the format that is expected. `calibration` must be equal
         to that of the saved cache. `on_clip` and `device` are the saved cache's and the model's if not given;
-        `attention` is not part of the file. Raises SavedCacheError, which names the file, for one that is damaged or
-        that belongs to another model or format.
+        `attention` and `kernel` are not part of the file. Raises SavedCacheError, which names the file, for one that is
+        damaged or that belongs to another model or format.
         """
         given = model if isinstance(model, PreTrainedModel) else None
         config: Any = model if given is None else given.config
@@ -387,6 +391,7 @@ class QuantizedCache(Cache):
                 on_clip=on_clip or saved.header.on_clip,
                 key_transforms=key_transforms,
                 attention=attention,
+                kernel=kernel,
             )
             restore(cache, saved, torch.device(device or ("cpu" if given is None else given.device)))
         return cache

@@ -48,7 +48,7 @@ def kernels_text() -> str:
     state = native_state()
     if state.missing is not None:
         return f"none, attention reads pages in torch; {state.missing}"
-    return ", ".join(state.instruction_sets)
+    return f"exact by {', '.join(state.instruction_sets)}; reference in torch"
 
 
 def warn_if_missing() -> None:
