@@ -22,7 +22,7 @@ from tests.scale.tiny import write_models
 
 from kvassay.core.digest import sha256_bytes
 from kvassay.scale.cell import MatrixPlan, items_of
-from kvassay.scale.cost import matrix_cost
+from kvassay.scale.cost import matrix_cost, reached_rate
 from kvassay.scale.executors.base import Executor, Job
 from kvassay.scale.executors.local import LocalExecutor
 from kvassay.scale.executors.on_ray import RayExecutor
@@ -130,13 +130,16 @@ def main() -> None:
         if {"one", "two"} <= set(walls):
             print(f"two workers are {walls['one'] / walls['two']:.2f} times as fast as one")
         cost = matrix_cost(plan, 1, None, print)
+        known = reached_rate(plan, cost.groups, Store(str(folder / next(iter(walls)))))
+        assert known is not None, "a way that ran left finished cells"
         total = cost.to_json()["total"]
         shared, unshared = total["reference_tokens"], total["unshared_reference_tokens"]
         print(f"reference tokens: {status.reference_tokens:,} run, {shared:,} planned, {unshared:,} if unshared")
         print(f"sharing: {unshared / max(1, status.reference_tokens):.2f} times fewer")
         print(
             f"plan: {total['flops']:.3g} FLOPs, {3600 * cost.hours:.0f} s at {cost.flops_per_second:.3g} FLOP/s "
-            f"(probe); the last way took {work:.0f} s of work, so cells reach {total['flops'] / work:.3g} FLOP/s"
+            f"(probe); {total['flops'] * known.seconds / known.flops:.0f} s at the rate of the first way's cells; "
+            f"the last way took {work:.0f} s of work"
         )
 
 

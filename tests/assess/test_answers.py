@@ -8,7 +8,7 @@ import shutil
 import pyarrow as pa
 import pytest
 
-from kvassay.assess.levels.answers import AnswerLevel, batches
+from kvassay.assess.levels.answers import AnswerLevel
 from kvassay.assess.levels.drawn import drawn_levels
 from kvassay.assess.run import run_assessment
 from kvassay.core.contract import parse_contract
@@ -129,7 +129,7 @@ def test_r51_r52_verdict_and_report_say_that_answers_were_written(pack) -> None:
 def test_items_run_together_only_where_context_and_question_are_as_long(pack) -> None:
     (level,) = drawn_levels(parse_contract(TOML), byte_tokenizer())
     assert isinstance(level, AnswerLevel)
-    found = batches(level.units, 3)
+    found = level.batches(level.units)
     assert sorted(item.id for batch in found for item in batch) == sorted(item.id for item in level.units)
     for batch in found:
         assert len(batch) <= 3

@@ -129,6 +129,24 @@ def test_plan_of_a_matrix_counts_what_the_run_counted(finished, capsys) -> None:
     assert cost["total"]["stored_nbytes"] == pytest.approx(kept, rel=0.05)
 
 
+def test_plan_at_the_rate_of_finished_cells_is_the_time_that_they_took(finished, capsys, tmp_path) -> None:
+    store = str(finished / "store")
+    code, cost = answer(capsys, ["plan", str(finished / "matrix.toml"), "--store", store])
+    opened = Store(store)
+    items = read_status(opened, read_groups(opened)).items
+    assert code == 0
+    assert f"{len(items)} finished cells and references" in cost["rate_source"]
+    assert 3600 * cost["hours"] == pytest.approx(sum(item.seconds or 0 for item in items))
+    code, empty = answer(capsys, ["plan", str(finished / "matrix.toml"), "--store", str(tmp_path / "empty")])
+    assert code == 0
+    assert "upper bound" in empty["rate_source"]
+
+
+def test_plan_takes_one_rate(matrix_file, capsys) -> None:
+    assert run(["plan", str(matrix_file()), "--tflops", "1", "--store", "here"]) == 2
+    assert "name one of them" in capsys.readouterr().err
+
+
 def test_plan_tells_a_matrix_from_a_model_by_content(matrix_file, capsys) -> None:
     path = matrix_file()
     assert run(["plan", str(path.parent / "text.toml")]) == 2

@@ -10,7 +10,9 @@ import pytest
 from kvassay.assess.run import run_assessment
 from kvassay.pack.verify import verify_pack
 from kvassay.report.again import with_report_checks
+from kvassay.scale.bench import Bench
 from kvassay.scale.cell import Group, items_of
+from kvassay.scale.cell_files import read_units
 from kvassay.scale.executors.base import Job
 from kvassay.scale.executors.pull import PullExecutor
 from kvassay.scale.failures import failed_items
@@ -97,6 +99,14 @@ def test_merged_cells_are_the_pack_of_one_run_byte_for_byte(matrix_file, texts, 
     (tmp_path / "all.toml").write_text(ALL_LEVELS.format(texts=texts))
     path = matrix_file(workloads=("all.toml",), formats=("int8-token-head", "int8-tensor", "kivi-4,recent=8"))
     store, (group,) = run_all(path, tmp_path / "store", parts)
+    ready = Bench().prepare(group)
+    generated = [
+        batch
+        for level in ready.levels
+        if level.generates
+        for batch in (*level.batches(level.pilot_units), *level.batches(level.units))
+    ]
+    assert len(read_units(store, group.reference)) == len(ready.units) + len(generated)
     merged = merge_group(store, group, tmp_path / "merged")
     alone = run_assessment(str(tiny_folder), group.contract, group.contract_toml, tmp_path / "alone")
     for name in SAME:

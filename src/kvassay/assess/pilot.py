@@ -64,7 +64,7 @@ def run_pilot(
 
         level.measure_all(subject, level.pilot_units, keep, done, pilot=True)
         rows[level.name] = found
-        seconds[level.name] = _seconds_per_unit(ends, level.runs_units_together)
+        seconds[level.name] = _seconds_per_unit(ends, level.generates)
     return Pilot(
         calibrations=calibrations,
         calibration_sources={

@@ -26,6 +26,7 @@ def plan(
     scales: Path | None = None,
     devices: Annotated[int | None, whole_number(1, 1_000_000)] = None,
     tflops: float | None = None,
+    store: str | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Print what a contract asks of a model (as kvassay assess --dry-run), or what a matrix costs; write nothing.
@@ -41,20 +42,25 @@ def plan(
     devices
         For a matrix: machines or accelerators that share the cells (default 1).
     tflops
-        For a matrix: what one device reaches, in 10^12 operations a second; without it, this machine is measured.
+        For a matrix: what one device reaches, in 10^12 operations a second; without it and --store, a product of
+        matrices is timed here, which is more than cells reach.
+    store
+        For a matrix: a store with some of its cells, whose times tell what a device reaches.
     json
         Print one JSON document.
     """
     if contract is None:
-        return _plan_of_matrix(model, scales, devices or 1, tflops, json)
-    if devices is not None or tflops is not None:
-        raise UsageError("--devices and --tflops are for a matrix; a contract is planned for this machine")
+        return _plan_of_matrix(model, scales, devices or 1, tflops, store, json)
+    if devices is not None or tflops is not None or store is not None:
+        raise UsageError("--devices, --tflops and --store are for a matrix; a contract is planned for this machine")
     loaded = load_contract(contract)
     require_torch("kvassay plan")
     return dry_run_plan(model, loaded, scales, json)
 
 
-def _plan_of_matrix(name: str, scales: Path | None, devices: int, tflops: float | None, json: bool) -> int:
+def _plan_of_matrix(
+    name: str, scales: Path | None, devices: int, tflops: float | None, store: str | None, json: bool
+) -> int:
     from kvassay.scale.matrix import is_matrix, load_matrix
 
     path = Path(name)
@@ -64,13 +70,17 @@ def _plan_of_matrix(name: str, scales: Path | None, devices: int, tflops: float 
         raise UsageError("--scales serve one model; a matrix calibrates each format on each model")
     if tflops is not None and not tflops > 0:
         raise UsageError(f"--tflops is {tflops}; expected a positive number")
+    if tflops is not None and store is not None:
+        raise UsageError("--tflops gives the rate that --store would measure; name one of them")
     loaded = load_matrix(path)
     require_torch("kvassay plan")
     from kvassay.scale.cost import matrix_cost
     from kvassay.scale.planning import plan_matrix
+    from kvassay.scale.store import Store
 
     planned = plan_matrix(loaded, say)
-    cost = matrix_cost(planned, devices, None if tflops is None else tflops * 1e12, say)
+    opened = None if store is None else Store(store)
+    cost = matrix_cost(planned, devices, None if tflops is None else tflops * 1e12, say, opened)
     if json:
         print_json(cost.to_json())
     else:
@@ -112,5 +122,5 @@ def _print_cost(cost: MatrixCost) -> None:
     )
     print(
         f"about {cost.hours:.3g} hours on {cost.devices} devices at {cost.flops_per_second:.3g} FLOP/s each "
-        f"({cost.rate_source}); quantizing, loading and reading come on top"
+        f"({cost.rate_source})"
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvassay.assess.checks import check_subject
+from kvassay.assess.environment import environment_record
 from kvassay.assess.levels.base import Level
 from kvassay.assess.levels.drawn import drawn_levels
 from kvassay.core.contract import Contract
@@ -29,6 +30,7 @@ class Prepared(NamedTuple):
     levels: tuple[Level, ...]
     units: list[Unit]
     subject: dict[str, Any]
+    environment: dict[str, Any]
 
 
 class Bench:
@@ -40,6 +42,7 @@ class Bench:
         self._group_key: str | None = None
         self._loaded: LoadedModel | None = None
         self._scorers: dict[str, StoredScorer] = {}
+        self._found: dict[str, Any] | None = None
 
     def prepare(self, group: Group) -> Prepared:
         """Raises ModelError where this machine has another model, engine or processor than the plan names."""
@@ -60,7 +63,14 @@ class Bench:
         scorer.detach()
         # A level remembers what it measured (worst cases, ids that end an output); a copy of a fresh one does not.
         levels = tuple(copy.copy(level) for level in self._levels)
-        return Prepared(contract, loaded, scorer, levels, self._units, group.subject(contract.subject.weights))
+        subject = group.subject(contract.subject.weights)
+        return Prepared(contract, loaded, scorer, levels, self._units, subject, self._environment())
+
+    def _environment(self) -> dict[str, Any]:
+        """Of this process: packages and source are those that it began with, and reading them takes 0.15 s."""
+        if self._found is None:
+            self._found = environment_record()
+        return {**self._found, "threads": torch.get_num_threads()}
 
     def _model(self, group: Group, contract: Contract) -> LoadedModel:
         key = (group.model.name, group.model.weights_sha256, contract.subject.weights)
@@ -87,9 +97,9 @@ class Bench:
 
 def own_units(level: Level, units: Sequence[Any], part: int, parts: int) -> Sequence[Any]:
     """Part `part` of a level's units, in order; units that run together stay together."""
-    batches = -(-len(units) // level.batch)
-    begin, end = (batches * edge // parts * level.batch for edge in (part, part + 1))
-    return units[begin:end]
+    batches = level.batches(units)
+    begin, end = (len(batches) * edge // parts for edge in (part, part + 1))
+    return [unit for batch in batches[begin:end] for unit in batch]
 
 
 def _check_model(group: Group, loaded: LoadedModel) -> None:

@@ -25,6 +25,8 @@ from kvassay.engines.transformers.loading_checks import checked_config
 from kvassay.measures.teacher_forced import CHUNK_TOKENS
 from kvassay.scale.cell import Group, MatrixPlan
 from kvassay.scale.reference import reference_units
+from kvassay.scale.status import read_status
+from kvassay.scale.store import Store
 
 ROW_NBYTES = 60
 """Of a token row in a cell's Parquet file; measured 40 to 70, most of it seven float64 figures."""
@@ -70,11 +72,17 @@ class GroupCost(NamedTuple):
     """If every cell ran its own reference."""
     candidate_tokens: int
     flops: float
+    reference_flops: float
+    """Of `flops`, what the shared reference takes; the cells share the rest alike."""
     stored_nbytes: int
     """Of the reference; rows are thousands of times less."""
     rows_nbytes: int
     memory_nbytes: int
     """That one worker takes: float32 weights, one document's caches and logits."""
+
+    @property
+    def cell_flops(self) -> float:
+        return (self.flops - self.reference_flops) / self.cells
 
 
 class MatrixCost(NamedTuple):
@@ -126,16 +134,15 @@ def group_cost(contract: Contract, shape: Shape, levels: Sequence[Level], label:
     units = reference_units(levels, contract)
     reference = sum(len(unit.token_ids) for unit in units)
     generated = sum(
-        round(costs[level.name].reference_tokens * (1 + pilots[level.name]))
-        for level in levels
-        if level.name == "prompts"
+        round(costs[level.name].reference_tokens * (1 + pilots[level.name])) for level in levels if level.generates
     )
     scored = sum(len(unit.token_ids) - unit.first_hidden for unit in units)
     longest = max((len(unit.token_ids) for unit in units), default=0)
     mean_history = reference / max(1, len(units)) / 2
     # A candidate's query looks at the stored and at the exact copy of its history.
-    attention = 4 * shape.attention_width * mean_history * (reference + generated + 2 * candidate)
-    body = 2 * shape.body_parameters * (reference + generated + candidate)
+    attention = 4 * shape.attention_width * mean_history
+    body = 2 * shape.body_parameters
+    of_reference = (reference + generated) * (body + attention)
     head = 2 * shape.head_parameters * 2 * scored * len(arms)
     stored = sum(
         (len(unit.token_ids) - unit.first_hidden) * shape.hidden * FLOAT_NBYTES + unit.kept * shape.kv_nbytes_per_token
@@ -147,7 +154,8 @@ def group_cost(contract: Contract, shape: Shape, levels: Sequence[Level], label:
         reference_tokens=reference + generated,
         unshared_reference_tokens=(reference + generated) * len(arms),
         candidate_tokens=candidate,
-        flops=float(body + attention + head),
+        flops=float(of_reference + candidate * (body + 2 * attention) + head),
+        reference_flops=float(of_reference),
         stored_nbytes=stored,
         rows_nbytes=ROW_NBYTES * scored * len(arms),
         memory_nbytes=shape.worker_nbytes(longest),
@@ -155,9 +163,14 @@ def group_cost(contract: Contract, shape: Shape, levels: Sequence[Level], label:
 
 
 def matrix_cost(
-    plan: MatrixPlan, devices: int, flops_per_second: float | None, say: Callable[[str], None]
+    plan: MatrixPlan,
+    devices: int,
+    flops_per_second: float | None,
+    say: Callable[[str], None],
+    store: Store | None = None,
 ) -> MatrixCost:
-    """`flops_per_second` of one device; None measures this machine with one group's shape and threads."""
+    """`flops_per_second` of one device. None takes what finished items of this plan in `store` reached, and where there
+    are none measures this machine with one group's shape and threads."""
     shapes: dict[str, Shape] = {}
     tokenizers: dict[str, Any] = {}
     groups: list[GroupCost] = []
@@ -169,9 +182,37 @@ def matrix_cost(
         groups.append(group_cost(contract, shapes[name], drawn_levels(contract, tokenizers[name]), group.label))
     if flops_per_second is not None:
         return MatrixCost(tuple(groups), flops_per_second, "given", devices)
+    if store is not None and (reached := reached_rate(plan, groups, store)) is not None:
+        return MatrixCost(tuple(groups), reached.flops / reached.seconds, reached.source, devices)
     rate = probe_flops_per_second(max(shapes.values(), key=lambda shape: shape.parameters), plan.groups[0].threads)
-    source = "a matrix product of the largest model's width on this machine, an upper bound of what cells reach"
+    source = (
+        "a matrix product of the largest model's width on this machine, an upper bound: quantizing, loading and "
+        "reading come on top; --store takes the rate of finished cells"
+    )
     return MatrixCost(tuple(groups), rate, source, devices)
+
+
+class Reached(NamedTuple):
+    flops: float
+    seconds: float
+    items: int
+
+    @property
+    def source(self) -> str:
+        return f"what {self.items} finished cells and references of the store reached, with all that they do"
+
+
+def reached_rate(plan: MatrixPlan, costs: Sequence[GroupCost], store: Store) -> Reached | None:
+    """Operations and seconds of what is finished; None where nothing is."""
+    flops = seconds = 0.0
+    items = 0
+    for group, cost in zip(plan.groups, costs, strict=True):
+        for each in read_status(store, [group]).items:
+            if each.seconds is not None:
+                flops += cost.reference_flops if each.item.cell is None else cost.cell_flops
+                seconds += each.seconds
+                items += 1
+    return Reached(flops, seconds, items) if items and seconds else None
 
 
 def worker_need(plan: MatrixPlan, say: Callable[[str], None]) -> Callable[[Group], int]:

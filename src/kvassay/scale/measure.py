@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from kvassay.assess.arms import PlannedArm, planned_arms
-from kvassay.assess.environment import environment_record, peak_rss_nbytes
+from kvassay.assess.environment import peak_rss_nbytes
 from kvassay.assess.levels.base import Columns, Subject, Tally
-from kvassay.assess.levels.prompts import PromptLevel
 from kvassay.assess.pilot import calibrate, calibration_source, run_pilot
 from kvassay.assess.progress import Silent
 from kvassay.assess.real_ledgers import measure_ledgers
@@ -56,7 +55,7 @@ def run_reference(bench: Bench, item: Item, exists: Callable[[str], bool], read:
         tokens += len(unit.token_ids)
     generated = GeneratedReference(ready.subject, ready.contract, read, put)
     for level in ready.levels:
-        if isinstance(level, PromptLevel):
+        if level.generates:
             subject = _subject(ready, (), {}, Tally(), generated)
             if item.part == 0:
                 level.measure_all(subject, level.pilot_units, _nowhere, lambda: None, pilot=True)
@@ -129,7 +128,7 @@ def _measure(
         **_machine(started, None),
         "seconds": seconds,
         "seconds_expected": expected,
-        "environment": environment_record(),
+        "environment": ready.environment,
         "peak_rss_nbytes": peak_rss_nbytes(),
     }
     return CellResult(dict(chunks), record, run)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from kvassay.assess.levels.base import Level
 from kvassay.assess.levels.items import ItemLevel
-from kvassay.assess.levels.prompts import PromptLevel
 from kvassay.assess.pilot import calibration_token_ids
 from kvassay.assess.real_ledgers import ledger_token_ids
 from kvassay.core.contract import Contract
@@ -65,8 +64,8 @@ def reference_units(levels: Sequence[Level], contract: Contract) -> list[Unit]:
         found[ids] = Unit(ids, min(old.first_hidden, first_hidden), max(old.kept, kept))
 
     for level in levels:
-        if isinstance(level, PromptLevel):
-            continue  # it generates and scores nothing; `GeneratedReference` serves it
+        if level.generates:
+            continue  # it scores nothing; `GeneratedReference` serves it
         for unit in (*level.pilot_units, *level.units):
             prompt = len(unit.prompt_ids) if isinstance(level, ItemLevel) else contract.text.prompt_tokens
             need(level.token_ids(unit), prompt, prompt if exact else 0)
@@ -145,6 +144,8 @@ class GeneratedReference:
             "end_ids": sorted(plan.end_ids),
             "sampling": [type(plan.sampling).__name__, *plan.sampling],
             "prefill_reads": plan.prefill_reads,
+            "context_tokens": plan.context_tokens,
+            "ended_by": plan.ended_by,
         }
         file = f"units/{sha256_json(content)}.safetensors"
         self.files.append(file)

@@ -41,7 +41,7 @@ def perform(
     item: Item,
     owner: Owner,
     watch: Watch,
-    given: Mapping[str, bytes] | None = None,
+    given: Mapping[str, bytes | memoryview] | None = None,
 ) -> State:
     """Do one item; raises StoreError where the store itself fails, since then no other item would fare better.
 
@@ -73,7 +73,7 @@ def perform(
     return State.DONE
 
 
-def _measure(store: Store, bench: Bench, item: Item, given: Mapping[str, bytes]) -> None:
+def _measure(store: Store, bench: Bench, item: Item, given: Mapping[str, bytes | memoryview]) -> None:
     if item.cell is None:
         write_reference(store, item, run_reference(bench, item, store.exists, store.read, store.put))
         return
@@ -82,12 +82,13 @@ def _measure(store: Store, bench: Bench, item: Item, given: Mapping[str, bytes])
     write_cell(store, item, result, "".join(f"{line}\n" for line in lines))
 
 
-def _checked_reads(store: Store, item: Item, given: Mapping[str, bytes]) -> Callable[[str], bytes | None]:
+def _checked_reads(store: Store, item: Item, given: Mapping[str, bytes | memoryview]) -> Callable[[str], bytes | None]:
     """Files of the reference, refused where they are not those that its manifest lists."""
     digests = read_units(store, item.group.reference)
 
     def read(name: str) -> bytes | None:
-        data = given.get(name) if name in given else store.read(name)
+        # safetensors reads bytes, so what a cluster shares in memory is copied here, a document at a time.
+        data = bytes(given[name]) if name in given else store.read(name)
         if data is not None and sha256_bytes(data) != digests.get(name):
             raise StoreError(
                 f"{store.url}/{name} is not what the reference {item.group.reference[:12]} wrote; remove it and "

@@ -39,7 +39,7 @@ class AnswerLevel(Level):
 
     name = "answers"
     words = "written answers"
-    runs_units_together = True
+    generates = True
 
     def __init__(self, contract: Contract, tokenizer: Any) -> None:
         """Draw the items of every such task; raises WorkloadError for a length that cannot be had."""
@@ -57,6 +57,17 @@ class AnswerLevel(Level):
         self.units: Sequence[WrittenItem] = [item for items in drawn.values() for item in items[pilot:]]
         self._expected = {item.id: item.expected for items in drawn.values() for item in items}
 
+    def batches(self, units: Sequence[Any]) -> list[Sequence[Any]]:
+        """Items of one task whose contexts and questions are equally long, at most so many together.
+
+        Which run together follows from the items alone, so reference and formats share what a batch's shape rounds.
+        """
+        most = self._contract.free_running.batch_prompts
+        alike: dict[tuple[str, int, int], list[WrittenItem]] = {}
+        for item in units:
+            alike.setdefault((item.task, len(item.context_ids), len(item.question_ids)), []).append(item)
+        return [same[begin : begin + most] for same in alike.values() for begin in range(0, len(same), most)]
+
     def token_ids(self, unit: WrittenItem) -> Sequence[int]:
         return unit.token_ids
 
@@ -66,7 +77,7 @@ class AnswerLevel(Level):
     def measure_all(
         self, subject: Subject, units: Sequence[Any], sink: Sink, done: Callable[[], object], *, pilot: bool = False
     ) -> None:
-        for batch in batches(units, self._contract.free_running.batch_prompts):
+        for batch in self.batches(units):
             self._measure_batch(subject, batch, sink, done)
 
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
@@ -132,8 +143,9 @@ class AnswerLevel(Level):
             prefill_reads=self._contract.inference.prefill_reads,
             context_tokens=len(items[0].context_ids),
             ended=lambda row, ids: self._is_over(items[row], ids),
+            ended_by=[[self._tasks[item.task].kind, item.expected, item.most_tokens] for item in items],
         )
-        reference = generator.run(plan, CacheFormat(parse_format(subject.reference_kv)))
+        reference = subject.generate_reference(generator, plan, CacheFormat(parse_format(subject.reference_kv)))
         arms = len(subject.arms)
         for index, arm in enumerate(subject.arms):
             transforms = subject.scorer.key_transforms(arm.kv_format)
@@ -183,17 +195,6 @@ class AnswerLevel(Level):
             for of_arm, of_task, cell, context, before, after in zip(*(columns[name] for name in names), strict=True)
             if of_arm == arm and of_task == task and (part == ALL or part in slice_labels(cell))
         ]
-
-
-def batches(items: Sequence[WrittenItem], most: int) -> list[list[WrittenItem]]:
-    """Items of one task whose contexts and questions are equally long, at most so many together.
-
-    Which run together follows from the items alone, so that reference and formats share what a batch's shape rounds.
-    """
-    alike: dict[tuple[str, int, int], list[WrittenItem]] = {}
-    for item in items:
-        alike.setdefault((item.task, len(item.context_ids), len(item.question_ids)), []).append(item)
-    return [same[begin : begin + most] for same in alike.values() for begin in range(0, len(same), most)]
 
 
 def _clauses(name: str, bound: TaskBound) -> list[tuple[str, float, Callable[[GeneratedScore], bool]]]:

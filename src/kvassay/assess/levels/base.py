@@ -67,17 +67,20 @@ class Level(ABC):
     """What progress calls its units."""
     is_text: bool = False
     """Units are documents of the contract's text: equally long, and in the pilot all of them calibrate."""
-    runs_units_together: bool = False
-    """`measure_all` runs several in one pass, so none has a time of its own."""
+    generates: bool = False
+    """The model writes by itself, several units in one pass, so none has a time of its own; and the reference is what
+    `Subject.generate_reference` gives."""
     units: Sequence[Any]
     pilot_units: Sequence[Any]
-    batch: int = 1
-    """Units that run together, and so are never split between two processes."""
 
     @property
     def parts(self) -> Sequence[Sequence[Any]]:
         """The verdict's units, in those parts that a sequential run may end each by itself."""
         return [self.units]
+
+    def batches(self, units: Sequence[Any]) -> list[Sequence[Any]]:
+        """Units that run together, and so are never split between two processes."""
+        return [[unit] for unit in units]
 
     @abstractmethod
     def token_ids(self, unit: Any) -> Sequence[int]:

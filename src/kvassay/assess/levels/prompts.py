@@ -51,14 +51,13 @@ class PromptLevel(Level):
 
     name = "prompts"
     words = "prompts"
-    runs_units_together = True
+    generates = True
 
     def __init__(self, contract: Contract, tokenizer: Any, taken: Collection[str] = ()) -> None:
         """Draw prompts for verdict and pilot, which share none. `taken` are documents that another level's pilot used
         for calibration. Raises WorkloadError where there are too few."""
         self._contract = contract
         self._section = contract.free_running
-        self.batch = self._section.batch_prompts
         self._corpus = load_corpus(self._section.corpus or contract.text.corpus)
         self._end_ids: frozenset[int] = frozenset()
         draw = partial(
@@ -73,6 +72,10 @@ class PromptLevel(Level):
         used = {*taken, *(unit.id for unit in self.units)}
         self.pilot_units: Sequence[TokenDocument] = draw(documents=self._section.pilot_prompts, exclude=used)
 
+    def batches(self, units: Sequence[Any]) -> list[Sequence[Any]]:
+        most = self._section.batch_prompts
+        return [units[begin : begin + most] for begin in range(0, len(units), most)]
+
     def token_ids(self, unit: TokenDocument) -> Sequence[int]:
         return unit.token_ids
 
@@ -82,9 +85,8 @@ class PromptLevel(Level):
     def measure_all(
         self, subject: Subject, units: Sequence[Any], sink: Sink, done: Callable[[], None], *, pilot: bool = False
     ) -> None:
-        for begin in range(0, len(units), self.batch):
-            some = units[begin : begin + self.batch]
-            self._measure_batch(subject, some, sink, done)
+        for batch in self.batches(units):
+            self._measure_batch(subject, batch, sink, done)
 
     def plan(self, arms: Sequence[PlannedArm], rows: PilotRows) -> list[dict[str, Any]]:
         return [

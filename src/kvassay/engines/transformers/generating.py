@@ -8,7 +8,7 @@ same prompts in the same batches, share what the shape does.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -69,6 +69,8 @@ class GenerationPlan(NamedTuple):
     next turn of a conversation reads the turns before."""
     ended: Ended | None = None
     """Ends outputs beside `end_ids`."""
+    ended_by: Any = None
+    """JSON on which `ended` depends: it tells a stored generation from one that ended otherwise."""
 
 
 class CacheFormat(NamedTuple):

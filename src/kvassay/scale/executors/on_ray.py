@@ -58,18 +58,17 @@ class RayExecutor:
     def _run(self, job: Job, finished: Finished) -> None:
         ray = self._ray
         # Losses are counted here, and so are not retried behind our back.
-        remote = ray.remote(run_task).options(num_cpus=job.items[0].group.threads if job.items else 1, max_retries=0)
+        asked: dict[str, Any] = {"num_cpus": job.items[0].group.threads if job.items else 1, "max_retries": 0}
         if self._gpus:
-            remote = remote.options(num_gpus=self._gpus)
+            asked["num_gpus"] = self._gpus
         if self._memory:
-            remote = remote.options(memory=self._memory)
+            asked["memory"] = self._memory
+        remote = ray.remote(run_task).options(num_returns=2, **asked)
         pending: dict[Any, Item] = {}
         shared: dict[str, Any] = {}
 
         def submit(item: Item, after: Any = None) -> None:
-            state, files = remote.options(num_returns=2).remote(
-                *job.store_arguments(), job.plan, job.parts, job.lease_seconds, item.id, after
-            )
+            state, files = remote.remote(*job.store_arguments(), job.plan, job.parts, job.lease_seconds, item.id, after)
             pending[state] = item
             if item.cell is None and item.parts == 1:
                 shared[item.owner_id] = files
