@@ -160,7 +160,7 @@ struct Side {
         tile[i] = static_cast<std::uint8_t>((tile[i] & 0x80) | 0x3F);
       if ((format.code == Code::kFloat32 || format.code == Code::kBFloat16) && i % (top + 1) == top - 1) tile[i] |= 0x80 & tile[i];
     }
-    const double step = is_table(format.code) ? 1 : 4.0 / (format.code == Code::kFloat8E4M3 ? 448 : 1 << format.bits());
+    const double step = is_table(format.code) ? 1 : 4 / (format.code == Code::kFloat8E4M3 ? 448 : std::ldexp(1, format.bits()));
     for (int i = 0; format.scales_offset && i < entries; ++i)
       put_scale(tile + format.scales_offset, format.scale_type, i, step * (1 + 0.5 * std::sin(i)));
     for (int i = 0; format.minimums_offset && i < entries; ++i)
