@@ -5,7 +5,7 @@ KVASSAY := $(VENV)/bin/kvassay
 STAMP := $(VENV)/.installed
 DEMO_OUT ?= out/demo-$(shell date -u +%Y%m%d-%H%M%S)
 
-.PHONY: demo test thorough test-ray quick lint format docs bench bench-kernels sanitize clean
+.PHONY: demo test thorough test-ray quick lint format docs bench bench-kernels bench-decode sanitize test-native arm clean
 
 NATIVE := native/CMakeLists.txt $(wildcard native/src/*)
 
@@ -64,6 +64,24 @@ bench: $(STAMP)
 # One table: attention by our kernels, by torch, and with a cache that is decoded first. About ten minutes.
 bench-kernels: $(STAMP)
 	$(PYTHON) -m benchmarks.kernels --context 4096 --context 32768 --context 131072
+
+# Tokens per second of a real model by cache, at two contexts. About twenty minutes.
+bench-decode: $(STAMP)
+	$(PYTHON) -m benchmarks.decode --context 2000
+	$(PYTHON) -m benchmarks.decode --context 8000
+
+# The kernels' C++ alone against a scalar reading of every tile format: here with both sanitizers, and for ARM64 under qemu,
+# which Debian has in g++-aarch64-linux-gnu and qemu-user. About two minutes each.
+test-native:
+	cmake -S native/tests -B build/native-test -DKVASSAY_SANITIZE=ON > /dev/null
+	cmake --build build/native-test --parallel 2
+	build/native-test/attend_test
+
+arm:
+	cmake -S native/tests -B build/arm -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
+	cmake --build build/arm --parallel 2
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/attend_test
 
 # The kernels' tests on a build that checks addresses and undefined behaviour.
 SANITIZED := build/sanitize

@@ -80,7 +80,7 @@ def measure(task: Task) -> Measured:
     vocabulary = model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(SEED)
     token_ids = torch.randint(0, vocabulary, (task.batch, task.context), generator=generator)
-    statistics = _kv_statistics(model, token_ids[:1, :_SAMPLE_TOKENS]) if task.prefill == "synthetic" else []
+    statistics = kv_statistics(model, token_ids[:1, :_SAMPLE_TOKENS]) if task.prefill == "synthetic" else []
     model(token_ids[:, :1], use_cache=False)  # lazily made buffers belong to the model
     gc.collect()
     before = resident_memory().now_nbytes
@@ -145,7 +145,7 @@ Statistics = tuple[Tensor, Tensor, Tensor, Tensor]
 """Mean and standard deviation of keys, then of values, each `[1, kv_heads, 1, dim]`."""
 
 
-def _kv_statistics(model: Any, token_ids: Tensor) -> list[Statistics]:
+def kv_statistics(model: Any, token_ids: Tensor) -> list[Statistics]:
     """Of each layer, from what the model itself puts into a plain cache for some tokens."""
     layers = model(token_ids, use_cache=True).cache.layers
     return [

@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from transformers import LlamaConfig
 
 from kvassay.cache import QuantizedCache
 from kvassay.cache.fused_attention import fused_attention
+from kvassay.cache.huge_pages import huge_page_memory
 from kvassay.cache.packed_view import SeenTokens
 from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.tiled_attention import Scoring, tiled_attention
@@ -78,9 +80,17 @@ def packed(shape: Shape, name: str, attention: str) -> Arm:
     return Arm({"fused": fused, "tiled": tiled, "decoded": decoded}[attention], stored)
 
 
-def plain(shape: Shape, dtype: torch.dtype, how: str) -> Arm:
+def on_large_pages(tensor: Tensor) -> Tensor:
+    """The same numbers where a large slab of a cache would lie."""
+    memory = huge_page_memory(tensor.numel() * tensor.element_size())
+    return tensor if memory is None else memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def plain(shape: Shape, dtype: torch.dtype, how: str, large_pages: bool = False) -> Arm:
     """torch's attention over plain tensors."""
     keys, values = (states(shape, seed, shape.kv_heads, shape.context).to(dtype) for seed in (1, 2))
+    if large_pages:
+        keys, values = on_large_pages(keys), on_large_pages(values)
     query = states(shape, 3, shape.query_heads, 1).to(dtype)
     ratio = shape.query_heads // shape.kv_heads
 
@@ -92,8 +102,8 @@ def plain(shape: Shape, dtype: torch.dtype, how: str) -> Arm:
         return scaled_dot_product_attention(query, keys, values, enable_gqa=True)
 
     def repeat_kv() -> Tensor:
-        repeated = (each.repeat_interleave(ratio, dim=1) for each in (keys, values))
-        return scaled_dot_product_attention(query, *repeated)
+        all_keys, all_values = keys.repeat_interleave(ratio, dim=1), values.repeat_interleave(ratio, dim=1)
+        return scaled_dot_product_attention(query, all_keys, all_values)
 
     nbytes = 2 * keys.numel() * keys.element_size()
     return Arm({"view": view, "enable_gqa": enable_gqa, "repeat_kv": repeat_kv}[how], nbytes)
@@ -111,6 +121,7 @@ ARMS: dict[str, Callable[[Shape], Arm]] = {
     "kvassay bf16": lambda shape: packed(shape, "bf16", "fused"),
     "kvassay f32": lambda shape: packed(shape, "f32", "fused"),
     "torch bf16, q viewed by KV head": lambda shape: plain(shape, torch.bfloat16, "view"),
+    "torch bf16, q viewed, large pages": lambda shape: plain(shape, torch.bfloat16, "view", large_pages=True),
     "torch f32, q viewed by KV head": lambda shape: plain(shape, torch.float32, "view"),
     "torch bf16, enable_gqa": lambda shape: plain(shape, torch.bfloat16, "enable_gqa"),
     "torch bf16, repeat_kv": lambda shape: plain(shape, torch.bfloat16, "repeat_kv"),
@@ -119,13 +130,26 @@ ARMS: dict[str, Callable[[Shape], Arm]] = {
 }
 
 
-def reader() -> Callable[[Tensor], int]:
-    """Reads a whole tensor at the speed of memory; compiled for this machine."""
-    source = Path(__file__).with_name("read_bandwidth.cpp")
-    folder = Path(tempfile.mkdtemp())
-    library = folder / "read_bandwidth.so"
-    command = ["g++", "-O3", "-march=native", "-funroll-loops", "-shared", "-fPIC", str(source), "-o", str(library)]
-    subprocess.run(command, check=True)
-    function = ctypes.CDLL(str(library)).read_all
-    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
-    return lambda tensor: function(tensor.data_ptr(), tensor.numel() * tensor.element_size() // 8)
+class Reader:
+    """Reads a block at the speed of memory, by some threads; compiled for this machine."""
+
+    def __init__(self, nbytes: int, threads: int) -> None:
+        source = Path(__file__).with_name("read_bandwidth.cpp")
+        self._folder = tempfile.TemporaryDirectory()
+        library = Path(self._folder.name) / "read_bandwidth.so"
+        command = ["g++", "-O3", "-march=native", "-funroll-loops", "-shared", "-fPIC", str(source), "-o", str(library)]
+        subprocess.run(command, check=True)
+        self._function = ctypes.CDLL(str(library)).read_all
+        self._function.argtypes, self._function.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
+        memory = huge_page_memory(nbytes)
+        self._block = torch.zeros(nbytes, dtype=torch.uint8) if memory is None else memory.zero_()
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads)
+
+    def __call__(self) -> None:
+        part = self._block.numel() // self._threads
+        starts = [self._block.data_ptr() + index * part for index in range(self._threads)]
+        if self._threads == 1:
+            self._function(starts[0], part // 8)
+        else:
+            list(self._pool.map(lambda start: self._function(start, part // 8), starts))

@@ -116,7 +116,6 @@ class HeadAttention {
       const bool coded = call_.coded_query && !format.is_float();
       const float* plain = coded ? work_.coded_queries[first + r] : work_.queries[first + r];
       for (int c = 0; c < format.dim; ++c) buffers.plain[r][c] = plain[c] * factor;
-      if (is_integer(format.code)) order_pairs(format.code, buffers.plain[r], format.dim, buffers.ordered[r]);
       q.plain[r] = buffers.plain[r];
       q.pairs[r] = buffers.pairs[r];
       q.group_sums[r] = buffers.sums[r];
@@ -125,7 +124,8 @@ class HeadAttention {
       if (format.scale_mode == ScaleMode::kChannel) continue;
       const int group = format.scale_mode == ScaleMode::kToken ? format.group : format.dim;
       if (is_integer(format.code)) {
-        round_query<S>(buffers.ordered[r], format.dim, group, steps_of(format), q.pairs[r], &q.unit[r], buffers.sums[r]);
+        const float largest = largest_magnitude<S>(buffers.plain[r], format.dim);
+        round_query<S>(format, buffers.plain[r], largest, group, q.pairs[r], &q.unit[r], buffers.sums[r]);
       } else {
         for (int g = 0; g * group < format.dim; ++g) {
           buffers.sums[r][g] = 0;
@@ -138,48 +138,13 @@ class HeadAttention {
     }
   }
 
-  static float steps_of(const TileFormat& format) { return largest_step(format.dim, largest_code(format.code)); }
-
-  // Channel scales multiply the query, once for each block of tokens.
-  void fold_channel_scales(const TileFormat& format, const std::uint8_t* tile, int block, KeyQueries& q,
-                           KeyBuffers& buffers) {
-    using Floats = typename S::Floats;
-    alignas(64) float scale[kMaxDim], minimum[kMaxDim], ordered[kMaxDim];
-    const int index = block * format.dim;
-    for (int c = 0; c < format.dim; c += S::kLanes) {
-      S::storef(scale + c, load_parameter<S>(tile + format.scales_offset, index + c, format.scale_type));
-      if (format.has_minimum)
-        S::storef(minimum + c, load_parameter<S>(tile + format.minimums_offset, index + c, format.scale_type));
-    }
-    const bool integer = is_integer(format.code);
-    if (integer) order_pairs(format.code, scale, format.dim, ordered);
-    alignas(64) float scaled[kMaxDim];
-    for (int r = 0; r < q.rows; ++r) {
-      const float* from = integer ? buffers.ordered[r] : buffers.plain[r];
-      const float* by = integer ? ordered : scale;
-      float* to = integer ? scaled : buffers.scaled[r];
-      Floats constant = S::zero();
-      for (int c = 0; c < format.dim; c += S::kLanes) {
-        S::storef(to + c, S::mul(S::loadf(from + c), S::loadf(by + c)));
-        if (format.has_minimum) constant = S::fma(S::loadf(buffers.plain[r] + c), S::loadf(minimum + c), constant);
-      }
-      float sum = 0;
-      if (integer) {
-        round_query<S>(scaled, format.dim, format.dim, steps_of(format), q.pairs[r], &q.unit[r], &sum);
-      } else {
-        q.plain[r] = buffers.scaled[r];
-        for (int c = 0; format.offset != 0 && c < format.dim; ++c) sum += to[c];
-      }
-      q.constant[r] = S::reduce_add(constant) - format.offset * q.unit[r] * sum;
-    }
-  }
-
   void block(int first, int rows, std::int64_t begin, std::int64_t end, Partial* partials) {
     const int num_keys = call_.num_keys;
     KeyQueries prepared[kMaxSegments];
     for (int k = 0; k < num_keys; ++k)
       if (call_.keys[k].begin < end && call_.keys[k].end > begin)
         prepare(call_.keys[k], first, rows, prepared[k], work_.keys[k]);
+    const int room = coded_room();
     float* sums[kMaxRows];
     float* coded[kMaxRows];
     float* constants[kMaxRows];
@@ -187,7 +152,7 @@ class HeadAttention {
       sums[r] = partials[first + r].sums;
       coded[r] = work_.coded[r];
       constants[r] = work_.constants[r];
-      memset(coded[r], 0, sizeof(work_.coded[r]));
+      memset(coded[r], 0, sizeof(float) * static_cast<std::size_t>(room));
       memset(constants[r], 0, sizeof(work_.constants[r]));
     }
     const TileFormat* coded_format = nullptr;
@@ -203,7 +168,7 @@ class HeadAttention {
         const float shrink = soften(first + r, low, high, scores[r], partial);
         if (shrink != 1.f) {
           rescale(sums[r], call_.value_dim, shrink);
-          rescale(coded[r], kMaxSums, shrink);
+          rescale(coded[r], room, shrink);
           for (int g = 0; g < kMaxGroups; ++g) constants[r][g] *= shrink;
         }
       }
@@ -223,6 +188,14 @@ class HeadAttention {
         channel_sums<S>(*coded_format, coded[r], constants[r], coded_factor, partials[first + r].coded_sums);
   }
 
+  // Sums that coded values take, whichever format they have.
+  int coded_room() const {
+    int room = 0;
+    for (int k = 0; k < call_.num_values; ++k)
+      if (!call_.values[k].format->is_float()) room = larger(room, num_sums<S>(*call_.values[k].format));
+    return room;
+  }
+
   // Chunks end where pages of coded keys end, so that no line of keys is read twice.
   std::int64_t next_bound(std::int64_t low) const {
     for (int k = 0; k < call_.num_keys; ++k) {
@@ -240,6 +213,13 @@ class HeadAttention {
            static_cast<std::size_t>(kv_head_) * segment.format->tile_nbytes;
   }
 
+  // Bytes from a page's tile to the one that is asked for while it is read; 0 behind the last.
+  std::ptrdiff_t ahead_of(const Segment& segment, std::int64_t page) const {
+    const std::int64_t next = page + kPagesAhead;
+    const bool is_there = segment.start + next * segment.format->page_tokens < segment.end;
+    return is_there ? tile_of(segment, next) - tile_of(segment, page) : 0;
+  }
+
   void key_pages(const Segment& segment, KeyQueries& q, KeyBuffers& buffers, std::int64_t low, std::int64_t high,
                  float* const* scores) {
     const std::int64_t begin = larger(low, segment.begin), end = smaller(high, segment.end);
@@ -252,7 +232,7 @@ class HeadAttention {
       const int first = static_cast<int>(larger<std::int64_t>(begin - base, 0));
       const int last = static_cast<int>(smaller<std::int64_t>(end - base, page));
       const std::uint8_t* tile = tile_of(segment, p);
-      const std::ptrdiff_t ahead = base + page < segment.end ? tile_of(segment, p + 1) - tile : 0;
+      const std::ptrdiff_t ahead = ahead_of(segment, p);
       float* out[kMaxRows];
       for (int r = 0; r < q.rows; ++r) out[r] = scores[r] + (base - low);
       if (format.is_float() && page % kBlockTokens) {
@@ -260,7 +240,7 @@ class HeadAttention {
       } else if (format.scale_mode == ScaleMode::kChannel) {
         for (int at = first; at < last;) {
           const int block = at / format.block_tokens, stop = smaller(last, (block + 1) * format.block_tokens);
-          fold_channel_scales(format, tile, block, q, buffers);
+          fold_channel_scales<S>(format, tile, block, q, buffers);
           function(format, tile, at, stop, q, out, ahead);
           at = stop;
         }
@@ -283,7 +263,7 @@ class HeadAttention {
       const int first = static_cast<int>(larger<std::int64_t>(begin - base, 0));
       const int last = static_cast<int>(smaller<std::int64_t>(end - base, page));
       const std::uint8_t* tile = tile_of(segment, p);
-      const std::ptrdiff_t ahead = base + page < segment.end ? tile_of(segment, p + 1) - tile : 0;
+      const std::ptrdiff_t ahead = ahead_of(segment, p);
       float* own[kMaxRows];
       for (int r = 0; r < rows; ++r) own[r] = weights[r] + (base - low);
       function(format, tile, first, last, own, sums, constants, work_.values, ahead);
@@ -293,7 +273,7 @@ class HeadAttention {
 
   static void prefetch_parameters(const TileFormat& format, const std::uint8_t* tile) {
     for (std::size_t at = format.scales_offset; format.scales_offset && at < format.tile_nbytes; at += 64)
-      __builtin_prefetch(tile + at, 0, 3);
+      prefetch(tile + at);
   }
 
   // Scores become weights exp(score - largest); returns what earlier sums are multiplied with.

@@ -24,6 +24,9 @@ const InstructionSet kSets[] = {
     {"avx512", has_avx512, avx512::attend},
     {"avx2", has_avx2, avx2::attend},
 #endif
+#if defined(__aarch64__)
+    {"neon", always, neon::attend},
+#endif
     {"generic", always, generic::attend},
 };
 

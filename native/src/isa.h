@@ -21,6 +21,9 @@ void attend(const AttentionCall&, int, int, std::int64_t, std::int64_t, Partial*
 namespace avx2 {
 void attend(const AttentionCall&, int, int, std::int64_t, std::int64_t, Partial*, Workspace&);
 }
+namespace neon {
+void attend(const AttentionCall&, int, int, std::int64_t, std::int64_t, Partial*, Workspace&);
+}
 namespace generic {
 void attend(const AttentionCall&, int, int, std::int64_t, std::int64_t, Partial*, Workspace&);
 }

@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "elements.h"
+#include "workspace.h"
 
 namespace kvassay {
 namespace KVASSAY_ISA {
@@ -37,31 +38,87 @@ constexpr int pair_place(Code code, int element) {
   return (sub * 2 + byte % 2) * 2 + byte / 2;
 }
 
-// `values[c]` of each word in the order of pairs.
-inline void order_pairs(Code code, const float* values, int dim, float* ordered) {
+// For each lane of a vector of codes in the order of pairs, the lane of the channel that stands there.
+template <class S>
+KV_INLINE typename S::Ints pair_order(Code code) {
   const int per_word = codes_per_word(code);
-  for (int w = 0; w < dim; w += per_word)
-    for (int e = 0; e < per_word; ++e) ordered[w + pair_place(code, e)] = values[w + e];
+  alignas(64) std::int32_t order[S::kLanes];
+  for (int lane = 0; lane < S::kLanes; ++lane) order[lane] = lane;
+  for (int word = 0; per_word <= S::kLanes && word < S::kLanes; word += per_word)
+    for (int e = 0; e < per_word; ++e) order[word + pair_place(code, e)] = word + e;
+  return S::load(order);
 }
 
-// Round `values`, dim floats in the order of pairs, to 16-bit steps; `sums` gets the steps of each group added up.
+// Integer steps in the order of channels go into the order of pairs.
+inline void order_pairs(Code code, const std::int16_t* steps, int dim, std::int16_t* pairs) {
+  const int per_word = codes_per_word(code);
+  for (int w = 0; w < dim; w += per_word)
+    for (int e = 0; e < per_word; ++e) pairs[w + pair_place(code, e)] = steps[w + e];
+}
+
+// Round `values`, dim floats up to `largest`, to 16-bit steps in the order of pairs; `sums` gets the steps of each group
+// added up.
 template <class S>
-void round_query(const float* values, int dim, int group, float steps, std::int16_t* pairs, float* unit, float* sums) {
+void round_query(const TileFormat& format, const float* values, float largest, int group, std::int16_t* pairs, float* unit,
+                 float* sums) {
   using Floats = typename S::Floats;
-  Floats most = S::zero();
-  for (int c = 0; c < dim; c += S::kLanes) most = S::max(most, S::absolute(S::loadf(values + c)));
-  const float largest = S::reduce_max(most);
+  const float steps = largest_step(format.dim, largest_code(format.code));
   const Floats inverse = S::set(largest > 0 ? steps / largest : 0.f);
   *unit = largest / steps;
-  for (int g = 0; g * group < dim; ++g) {
+  const bool by_vector = S::kReorders && codes_per_word(format.code) <= S::kLanes;
+  const auto order = pair_order<S>(format.code);
+  alignas(64) std::int16_t plain[kMaxDim];
+  std::int16_t* to = by_vector ? pairs : plain;
+  for (int g = 0; g * group < format.dim; ++g) {
     Floats sum = S::zero();
     for (int c = g * group; c < (g + 1) * group; c += S::kLanes) {
       const Floats rounded = S::round(S::mul(S::loadf(values + c), inverse));
       sum = S::add(sum, rounded);
-      S::store_int16(pairs + c, rounded);
+      S::store_int16(to + c, by_vector ? S::reorder(rounded, order) : rounded);
     }
     sums[g] = S::reduce_add(sum);
   }
+  if (!by_vector) order_pairs(format.code, plain, format.dim, pairs);
+}
+
+template <class S>
+KV_INLINE float largest_magnitude(const float* values, int dim) {
+  typename S::Floats most = S::zero();
+  for (int c = 0; c < dim; c += S::kLanes) most = S::max(most, S::absolute(S::loadf(values + c)));
+  return S::reduce_max(most);
+}
+
+// Channel scales multiply the queries, once for each block of tokens.
+template <class S>
+void fold_channel_scales(const TileFormat& format, const std::uint8_t* tile, int block, KeyQueries& q,
+                         KeyBuffers& buffers) {
+  using Floats = typename S::Floats;
+  const int index = block * format.dim;
+  Floats most[kMaxRows], constant[kMaxRows];
+  unroll<kMaxRows>([&](auto r) KV_LAMBDA { most[r] = constant[r] = S::zero(); });
+  for (int c = 0; c < format.dim; c += S::kLanes) {
+    const Floats scale = load_parameter<S>(tile + format.scales_offset, index + c, format.scale_type);
+    Floats minimum = S::mul(scale, S::set(-format.offset));
+    if (format.has_minimum)
+      minimum = S::add(minimum, load_parameter<S>(tile + format.minimums_offset, index + c, format.scale_type));
+    unroll<kMaxRows>([&](auto r) KV_LAMBDA {
+      if (r >= q.rows) return;
+      const Floats value = S::loadf(buffers.plain[r] + c), product = S::mul(value, scale);
+      most[r] = S::max(most[r], S::absolute(product));
+      constant[r] = S::fma(value, minimum, constant[r]);
+      S::storef(buffers.scaled[r] + c, product);
+    });
+  }
+  unroll<kMaxRows>([&](auto r) KV_LAMBDA {
+    if (r >= q.rows) return;
+    q.constant[r] = S::reduce_add(constant[r]);
+    if (is_integer(format.code)) {
+      float sum;
+      round_query<S>(format, buffers.scaled[r], S::reduce_max(most[r]), format.dim, q.pairs[r], &q.unit[r], &sum);
+    } else {
+      q.plain[r] = buffers.scaled[r];
+    }
+  });
 }
 
 // Scores of tokens `block * 16` on, kVectors vectors of them, into `out[row][vector * lanes]`.
@@ -85,7 +142,7 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
       unroll<kVectors>([&](auto v) KV_LAMBDA {
         const std::uint8_t* line = lines + (static_cast<std::size_t>(v * kLanes / kBlockTokens) * words + w) * 64;
         word[v] = S::load(line + v * kLanes % kBlockTokens * 4);
-        if constexpr (v * kLanes % kBlockTokens == 0) __builtin_prefetch(line + ahead, 0, 3);
+        if constexpr (v * kLanes % kBlockTokens == 0) prefetch(line + ahead);
       });
       unroll<kPerByte * 2>([&](auto part) KV_LAMBDA {
         constexpr int kSub = part / 2, kOdd = part % 2;
@@ -145,7 +202,7 @@ KV_INLINE void float_scores(const TileFormat& format, const std::uint8_t* tile, 
       unroll<kVectors>([&](auto v) KV_LAMBDA {
         const std::uint8_t* line = lines + (static_cast<std::size_t>(v * kLanes / kBlockTokens) * words + w) * 64;
         const auto word = S::load(line + v * kLanes % kBlockTokens * 4);
-        if constexpr (v * kLanes % kBlockTokens == 0) __builtin_prefetch(line + ahead, 0, 3);
+        if constexpr (v * kLanes % kBlockTokens == 0) prefetch(line + ahead);
         unroll<kPerWord>([&](auto e) KV_LAMBDA {
           const Floats key = element<S, kCode, e>(word, table);
           unroll<kRows>([&](auto r) KV_LAMBDA {

@@ -48,6 +48,10 @@ struct Simd {
     return _mm_cvtss_f32(_mm_add_ss(y, _mm_shuffle_ps(y, y, 1)));
   }
 
+  // Lane i of the result is lane order[i].
+  static constexpr bool kReorders = true;
+  static KV_INLINE Floats reorder(Floats x, Ints order) { return _mm256_permutevar8x32_ps(x, order); }
+
   // acc[lane] += sum of products of two pairs of 16-bit integers.
   static KV_INLINE Ints dot2(Ints acc, Ints a, Ints b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
 

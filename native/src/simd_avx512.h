@@ -39,6 +39,10 @@ struct Simd {
   static KV_INLINE float reduce_max(Floats x) { return _mm512_reduce_max_ps(x); }
   static KV_INLINE float reduce_add(Floats x) { return _mm512_reduce_add_ps(x); }
 
+  // Lane i of the result is lane order[i].
+  static constexpr bool kReorders = true;
+  static KV_INLINE Floats reorder(Floats x, Ints order) { return _mm512_permutexvar_ps(order, x); }
+
   // acc[lane] += sum of products of two pairs of 16-bit integers.
   static KV_INLINE Ints dot2(Ints acc, Ints a, Ints b) { return _mm512_dpwssd_epi32(acc, a, b); }
 

@@ -1,4 +1,4 @@
-// Four lanes in the vector extensions of GCC and Clang, for any processor; on ARM64 they become NEON.
+// Four lanes in the vector extensions of GCC and Clang, for any processor.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -57,6 +57,9 @@ struct Simd {
   }
   static KV_INLINE float reduce_max(Floats x) { return larger(larger(x[0], x[1]), larger(x[2], x[3])); }
   static KV_INLINE float reduce_add(Floats x) { return (x[0] + x[1]) + (x[2] + x[3]); }
+
+  static constexpr bool kReorders = false;
+  static KV_INLINE Floats reorder(Floats x, Ints) { return x; }
 
   // acc[lane] += sum of products of two pairs of 16-bit integers.
   static KV_INLINE Ints dot2(Ints acc, Ints a, Ints b) {

@@ -13,28 +13,33 @@
 namespace kvassay {
 namespace KVASSAY_ISA {
 
-// Weights of tokens first to last - 1 times their scales for group `g`, zero elsewhere up to whole vectors; returns the
-// largest and adds what offset and minimum contribute to every channel of the group.
-template <class S>
-KV_INLINE float scale_weights(const TileFormat& format, const std::uint8_t* tile, int g, int low, int high,
-                              const float* weights, float* scaled, float* constant) {
+// Weights of tokens low to high - 1 times their scales for group `g`, up to whole vectors, and the largest of each row;
+// adds what offset and minimum contribute to every channel of the group.
+template <class S, int kRows>
+KV_INLINE void scale_weights(const TileFormat& format, const std::uint8_t* tile, int g, int low, int high,
+                             const float* const* weights, float (*scaled)[kMaxPageTokens], float* const* constants,
+                             float* largest) {
   using Floats = typename S::Floats;
-  Floats largest = S::zero(), base = S::zero();
+  const bool by_token = format.scale_mode == ScaleMode::kToken;
+  Floats most[kRows], base[kRows];
+  unroll<kRows>([&](auto r) KV_LAMBDA { most[r] = base[r] = S::zero(); });
   for (int t = low; t < high; t += S::kLanes) {
-    const Floats weight = S::loadf(weights + t);
-    Floats product = weight;
-    if (format.scale_mode == ScaleMode::kToken) {
-      const int index = g * format.page_tokens + t;
-      product = S::mul(weight, load_parameter<S>(tile + format.scales_offset, index, format.scale_type));
-      if (format.has_minimum)
-        base = S::fma(weight, load_parameter<S>(tile + format.minimums_offset, index, format.scale_type), base);
-    }
-    if (format.offset != 0) base = S::fma(product, S::set(-format.offset), base);
-    largest = S::max(largest, S::absolute(product));  // ggml has scales below zero
-    S::storef(scaled + t, product);
+    Floats scale = S::set(1.f), minimum = S::zero();
+    const int index = g * format.page_tokens + t;
+    if (by_token) scale = load_parameter<S>(tile + format.scales_offset, index, format.scale_type);
+    if (by_token && format.has_minimum)
+      minimum = load_parameter<S>(tile + format.minimums_offset, index, format.scale_type);
+    minimum = S::fma(scale, S::set(-format.offset), minimum);
+    unroll<kRows>([&](auto r) KV_LAMBDA {
+      const Floats weight = S::loadf(weights[r] + t), product = S::mul(weight, scale);
+      base[r] = S::fma(weight, minimum, base[r]);
+      most[r] = S::max(most[r], S::absolute(product));  // ggml has scales below zero
+      S::storef(scaled[r] + t, product);
+    });
   }
-  if (format.has_minimum || format.offset != 0) *constant += S::reduce_add(base);
-  return S::reduce_max(largest);
+  unroll<kRows>([&](auto r) KV_LAMBDA { largest[r] = S::reduce_max(most[r]); });
+  if (format.has_minimum || format.offset != 0)
+    unroll<kRows>([&](auto r) KV_LAMBDA { constants[r][g] += S::reduce_add(base[r]); });
 }
 
 template <class S>
@@ -58,7 +63,7 @@ KV_INLINE void integer_sums(const std::uint8_t* tile, int columns, int column, i
     Ints word[kVectors];
     unroll<kVectors>([&](auto v) KV_LAMBDA {
       word[v] = lanes == kLanes ? S::load(row + v * kLanes * 4) : S::load_first(row, lanes);
-      if constexpr (v * kLanes % 16 == 0) __builtin_prefetch(row + v * kLanes * 4 + ahead, 0, 3);
+      if constexpr (v * kLanes % 16 == 0) prefetch(row + v * kLanes * 4 + ahead);
     });
     unroll<kPerByte * 2>([&](auto part) KV_LAMBDA {
       constexpr int kSub = part / 2, kOdd = part % 2;
@@ -93,7 +98,7 @@ KV_INLINE void float_sums(const TileFormat& format, const std::uint8_t* tile, in
   for (int quad = low; quad < high; ++quad) {
     const std::uint8_t* row = place + static_cast<std::size_t>(quad) * columns * 4;
     const auto word = lanes == kLanes ? S::load(row) : S::load_first(row, lanes);
-    __builtin_prefetch(row + ahead, 0, 3);
+    prefetch(row + ahead);
     unroll<4 * kPerByte>([&](auto e) KV_LAMBDA {
       constexpr int kToken = e / kPerByte, kSub = e % kPerByte;
       const Floats value = element<S, kCode, e>(word, table);
@@ -131,7 +136,7 @@ KV_INLINE void row_sums(const std::uint8_t* tile, int dim, int column, int first
     const std::uint8_t* row = tile + (static_cast<std::size_t>(t) * dim + column) * kBytes;
     unroll<kVectors>([&](auto v) KV_LAMBDA {
       const Floats value = row_floats<S, kCode>(row + v * kLanes * kBytes);
-      if constexpr (v * kLanes * kBytes % 64 == 0) __builtin_prefetch(row + v * kLanes * kBytes + ahead, 0, 3);
+      if constexpr (v * kLanes * kBytes % 64 == 0) prefetch(row + v * kLanes * kBytes + ahead);
       unroll<kRows>([&](auto r) KV_LAMBDA {
         sum[v * kRows + r] = S::fma(value, S::set(work.scaled[r][t]), sum[v * kRows + r]);
       });
@@ -140,6 +145,19 @@ KV_INLINE void row_sums(const std::uint8_t* tile, int dim, int column, int first
   unroll<kVectors>([&](auto v) KV_LAMBDA {
     unroll<kRows>([&](auto r) KV_LAMBDA { S::storef(sums[r] + column + v * kLanes, sum[v * kRows + r]); });
   });
+}
+
+// Weights of tokens low to high - 1, of which those that are not meant (first to last - 1 are) weigh nothing.
+template <int kRows>
+KV_INLINE void meant_weights(float* const* weights, int first, int last, int low, int high, float (*own)[kMaxPageTokens],
+                             const float** given) {
+  for (int r = 0; r < kRows; ++r) {
+    given[r] = weights[r];
+    if (low == first && high == last) continue;
+    fill(own[r] + low, own[r] + high, 0.f);
+    copy(weights[r] + first, weights[r] + last, own[r] + first);
+    given[r] = own[r];
+  }
 }
 
 // Adds the tokens first to last - 1 of a page. `weights[row][token]` count from the first place of the page.
@@ -152,14 +170,7 @@ void value_stage(const TileFormat& format, const std::uint8_t* tile, int first, 
   const int high = smaller((last + kBlockTokens - 1) / kBlockTokens * kBlockTokens, kMaxPageTokens);
   alignas(64) float own[kRows][kMaxPageTokens];
   const float* given[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    given[r] = weights[r];
-    if (low == first && high == last) continue;
-    // Tokens of the page that are not meant weigh nothing.
-    fill(own[r] + low, own[r] + high, 0.f);
-    copy(weights[r] + first, weights[r] + last, own[r] + first);
-    given[r] = own[r];
-  }
+  meant_weights<kRows>(weights, first, last, low, high, own, given);
   if constexpr (code_bits(kCode) >= 16) {
     for (int r = 0; r < kRows; ++r) copy(given[r] + first, given[r] + last, work.scaled[r] + first);
     constexpr int kWide = kRows <= 2 ? 4 : 2;
@@ -174,12 +185,12 @@ void value_stage(const TileFormat& format, const std::uint8_t* tile, int first, 
     const int columns = format.dim / kPerByte, groups = format.groups(), group_columns = columns / groups;
     const int low_quad = first / kQuadTokens, high_quad = (last + kQuadTokens - 1) / kQuadTokens;
     for (int g = 0; g < groups; ++g) {
-      for (int r = 0; r < kRows; ++r) {
-        const float largest =
-            scale_weights<S>(format, tile, g, low, high, given[r], work.scaled[r], &constants[r][g]);
-        if constexpr (is_integer(kCode))
-          work.unit[r] = round_weights<S>(work.scaled[r], low, high, largest,
-                                          largest_step(format.page_tokens, largest_code(kCode)), work.pairs[r]);
+      float largest[kRows];
+      scale_weights<S, kRows>(format, tile, g, low, high, given, work.scaled, constants, largest);
+      if constexpr (is_integer(kCode)) {
+        const float steps = largest_step(format.page_tokens, largest_code(kCode));
+        for (int r = 0; r < kRows; ++r)
+          work.unit[r] = round_weights<S>(work.scaled[r], low, high, largest[r], steps, work.pairs[r]);
       }
       const int end = (g + 1) * group_columns;
       int column = g * group_columns, slot = g * ((group_columns + kLanes - 1) / kLanes);
@@ -197,6 +208,14 @@ void value_stage(const TileFormat& format, const std::uint8_t* tile, int first, 
       }
     }
   }
+}
+
+// Sums of a format in the order of lanes.
+template <class S>
+KV_INLINE int num_sums(const TileFormat& format) {
+  const int per_byte = codes_per_byte(format.code), groups = format.groups();
+  const int group_columns = format.dim / per_byte / groups;
+  return groups * ((group_columns + S::kLanes - 1) / S::kLanes) * per_byte * S::kLanes;
 }
 
 // Adds sums in the order of lanes, times `factor`, to sums in the order of channels.

@@ -11,7 +11,6 @@ constexpr int kMargin = 64;           // vectors may write beyond a chunk
 // The queries of a block, made ready for one format of keys.
 struct KeyBuffers {
   alignas(64) float plain[kMaxRows][kMaxDim];
-  alignas(64) float ordered[kMaxRows][kMaxDim];  // in the order of pairs
   alignas(64) float scaled[kMaxRows][kMaxDim];   // times the scales of channels
   alignas(64) std::int16_t pairs[kMaxRows][kMaxDim];
   float sums[kMaxRows][kMaxGroups];

@@ -48,5 +48,5 @@ def test_a_cache_reads_by_tiles_then_and_refuses_kernels(without_module: None) -
 
 @pytest.mark.skipif(native_state().missing is not None, reason="kvassay was built without its module")
 def test_doctor_names_what_runs_here() -> None:
-    assert kernels_line() == f"kernels: {', '.join(native_state().instruction_sets)}"
+    assert kernels_line() == f"kernels: exact by {', '.join(native_state().instruction_sets)}; reference in torch"
     assert importlib.import_module(NAME).thread_source() in ("openmp", "own")

@@ -15,6 +15,7 @@ import torch
 
 import kvassay
 from kvassay.core.digest import sha256_file
+from kvassay.kernels import kernels_text
 
 _PACKAGES = (
     "torch",
@@ -42,6 +43,7 @@ def environment_record() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "kernels": kernels_text(),
         "memory_nbytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "packages": {name: _version(name) for name in _PACKAGES},
         "commit": commit,

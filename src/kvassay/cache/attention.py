@@ -17,10 +17,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvassay.cache.attention_path import AttentionPath, ChosenPath
-from kvassay.cache.fused_attention import call_obstacle, fused_attention, is_long
+from kvassay.cache.fused_attention import call_obstacle, fused_attention, is_long, serves_step, step_attention
 from kvassay.cache.graph_capture import BREAK_REASON
 from kvassay.cache.packed_view import PackedView
 from kvassay.cache.tiled_attention import Scoring, tiled_attention
+from kvassay.cache.traced import attend, attend_by, promise
 from kvassay.errors import CacheStateError, KernelError
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def packed_sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """transformers' sdpa; packed views that it would decode are read in place."""
+    if torch.compiler.is_compiling() and promise.made(key):
+        return _attend_in_graph(query, key, value, attention_mask, **kwargs), None
     if _is_packed(key, value) and kwargs.get("position_bias") is None and not kwargs.get("dropout"):
         return _attend(module, query, key, value, attention_mask, **kwargs)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -74,6 +77,8 @@ def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """As `packed_sdpa`, with soft cap and learned sinks for plain tensors too."""
+    if torch.compiler.is_compiling() and promise.made(key):
+        return _attend_in_graph(query, key, value, attention_mask, **kwargs), None
     if _is_packed(key, value):
         return _attend(module, query, key, value, attention_mask, **kwargs)
     if kwargs.get("softcap") is None and kwargs.get("s_aux") is None:
@@ -95,21 +100,46 @@ def _scoring(query: Tensor, kwargs: dict[str, Any]) -> Scoring:
     return Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("softcap"), kwargs.get("s_aux"))
 
 
-@torch.compiler.disable(reason=BREAK_REASON)
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
+    if torch.compiler.is_compiling():
+        return _attend_between_graphs(module, query, key, value, mask, **kwargs)
+    return _attend_views(query, key, value, mask, **kwargs), None
+
+
+def _attend_views(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
     assert isinstance(key, PackedView), "the caller checks"
     seen = key.seen()
     assert seen is not None, "the caller checks"
     query, scoring, layer = query.detach(), _scoring(query, kwargs), seen.layer
+    if mask is None and layer.attention != "tiled" and serves_step(query, seen):
+        layer.path = AttentionPath.FUSED
+        return step_attention(query, seen, scoring)
     obstacle = "" if layer.attention == "tiled" or is_long(query, seen) else call_obstacle(query, seen, mask)
     if obstacle and layer.attention == "fused":
         raise KernelError(f"attention='fused' was asked for, and kernels cannot serve this call: {obstacle}")
     layer.path = AttentionPath.FUSED if obstacle is None else AttentionPath.TILED
     attend = fused_attention if obstacle is None else tiled_attention
     out = attend(query, seen, mask, scoring)
-    return out.transpose(1, 2).contiguous(), None
+    return out.transpose(1, 2).contiguous()
+
+
+attend_by(_attend_views)
+
+
+def _attend_in_graph(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
+    promise.keys = None
+    scoring = _scoring(query, kwargs)
+    return attend(
+        query, key, value, mask, scoring.sinks, scoring.scaling, scoring.softcap, promise.number, promise.layer
+    )
+
+
+@torch.compiler.disable(reason=BREAK_REASON)
+def _attend_between_graphs(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """Apart from `_attend`, since what `disable` adds to a call is a good part of a step outside of torch.compile."""
+    return _attend(*args, **kwargs)
 
 
 def _plain(

@@ -83,6 +83,16 @@ def select_rows(cohorts: Sequence[Cohort], rows: Sequence[int]) -> tuple[Cohort,
     return tuple(found)
 
 
+def stored_as_one(cohorts: Sequence[Cohort]) -> StoredHeads | None:
+    """The stores of a layer that has one a side: all rows in their order, unpadded, all heads, codes in one run."""
+    if len(cohorts) != 1 or cohorts[0].padding or len(cohorts[0].stored_heads) != 1:
+        return None
+    cohort, group = cohorts[0], cohorts[0].stored_heads[0]
+    if cohort.rows != tuple(range(len(cohort.rows))) or group.heads != tuple(range(len(group.heads))):
+        return None
+    return group if all(len(store.coded_pages) <= 1 for store in cohort.stores) else None
+
+
 def read_cohorts(
     cohorts: Sequence[Cohort], side: str, geometry: LayerGeometry, dtype: torch.dtype, begin: int, end: int
 ) -> Tensor:

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvassay.cache.attended_parts import AttendedPart, attend_parts
+from kvassay.cache.cohorts import StoredHeads
 from kvassay.cache.packed_view import NewTokens, SeenTokens
 from kvassay.cache.side_parts import PagePart
 from kvassay.cache.side_store import SideStore
@@ -62,6 +63,47 @@ def fused_attention(
     return attend_parts(query, seen, lambda own, part: _attend(own, part, mask, scoring))
 
 
+def serves_step(query: Tensor, seen: SeenTokens) -> bool:
+    """True where `step_attention` serves a query without a mask: one token, a layer stored as one, no obstacle."""
+    return (
+        seen.whole is not None
+        and query.shape[2] == 1
+        and query.dtype in _FLOATS
+        and query.is_cpu
+        and seen.layer.kernel_obstacle is None
+    )
+
+
+def step_attention(
+    query: Float[Tensor, "batch query_heads 1 head_dim"], seen: SeenTokens, scoring: Scoring
+) -> Float[Tensor, "batch 1 query_heads value_dim"]:
+    """`fused_attention` of one new token over a whole layer, transposed: no part is picked, nothing is put together.
+
+    A step of a small model takes tens of milliseconds over tens of layers, so what Python does once a layer counts.
+    """
+    group = seen.whole
+    assert group is not None, "the caller asked whether it is served"
+    rows, heads = query.shape[:2]
+    own = query.to(torch.float32).contiguous()
+    out = own.new_empty((rows, 1, heads, group.values.dim))
+    coded_out = _call(
+        own,
+        group,
+        _segments(group.keys, group.keys.tile_side, seen.begin, seen.end),
+        _segments(group.values, group.values.tile_side, seen.begin, seen.end),
+        # With one token the two axes can change places.
+        out.view(rows, heads, 1, group.values.dim),
+        None if scoring.sinks is None else scoring.sinks.to(torch.float32).contiguous(),
+        scoring,
+        own_column=seen.end - 1,
+    )
+    if coded_out is not None:
+        out += coded_out.view_as(out)
+    for side in ("keys", "values"):
+        seen.layer.was_read(seen.cohorts, side)
+    return out.to(query.dtype)
+
+
 def _attend(query: Tensor, part: AttendedPart, mask: Tensor | None, scoring: Scoring) -> Tensor:
     seen, group, padding = part.seen, part.group, part.cohort.padding
     begin, end = max(seen.begin, padding) - padding, max(seen.end, padding) - padding
@@ -78,15 +120,35 @@ def _attend(query: Tensor, part: AttendedPart, mask: Tensor | None, scoring: Sco
     if own is not None and own.tokens:
         keys.append(own.keys)
         values.append(own.values)
-    coded_out = None if values_side.basis is None else torch.zeros_like(out)
     if mask is not None:
         # Columns of the batch as tokens of these rows.
         first = max(0, padding - seen.begin)
         mask = part.mask(mask)[..., first:].contiguous().view(torch.uint8)
     sinks = None if scoring.sinks is None else scoring.sinks[part.query_heads].to(torch.float32).contiguous()
+    coded_out = _call(query, group, keys, values, out, sinks, scoring, own_column=last - queries, mask=mask)
+    if coded_out is not None:
+        out += coded_out
+    return out
+
+
+def _call(
+    query: Tensor,
+    group: StoredHeads,
+    keys: list[Any],
+    values: list[Any],
+    out: Tensor,
+    sinks: Tensor | None,
+    scoring: Scoring,
+    *,
+    own_column: int,
+    mask: Tensor | None = None,
+) -> Tensor | None:
+    """Fill `out` `[rows, query_heads, queries, value_dim]`; returns what is to be added, of values in a basis."""
+    keys_basis, values_basis = group.keys.tile_side.basis, group.values.tile_side.basis
+    coded_out = None if values_basis is None else torch.zeros_like(out)
     native_module().attend(
         query=query.numpy(),
-        coded_query=None if keys_side.basis is None else (query @ keys_side.basis).numpy(),
+        coded_query=None if keys_basis is None else (query @ keys_basis).numpy(),
         keys=keys,
         values=values,
         out=out.numpy(),
@@ -95,15 +157,15 @@ def _attend(query: Tensor, part: AttendedPart, mask: Tensor | None, scoring: Sco
         scaling=scoring.scaling,
         softcap=scoring.softcap or 0.0,
         sinks=None if sinks is None else sinks.numpy(),
-        own_column=last - queries,
+        own_column=own_column,
         mask=None if mask is None else mask.numpy(),
         threads=torch.get_num_threads(),
         instruction_set=instruction_set(),
     )
-    if coded_out is not None:
-        assert values_side.basis is not None, "sums are apart for the basis"
-        out += coded_out @ values_side.basis.T
-    return out
+    if coded_out is None:
+        return None
+    assert values_basis is not None, "sums are apart for the basis"
+    return coded_out @ values_basis.T
 
 
 def _segments(store: SideStore, side: TileSide, begin: int, end: int) -> list[Any]:

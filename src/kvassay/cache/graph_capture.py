@@ -1,7 +1,8 @@
 """What happens when torch captures a model with a QuantizedCache as a graph.
 
-How much is encoded, and where, depends on lengths and values, so no fixed graph can hold an append. `torch.compile`
-runs it between two graphs and compiles the rest of the model; what wants the whole model in one graph is refused.
+How much is encoded, and where, depends on lengths and values, so no fixed graph can hold an append. Once a cache holds
+tokens, `torch.compile` has append and attention as operators (`traced`), and a forward is one graph. The first tokens,
+and models whose attention reads no pages, run between two graphs, or are refused where one graph is wanted.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import torch
 from kvassay.errors import CacheStateError
 
 BREAK_REASON = (
-    "a QuantizedCache encodes by lengths and values, so its append is in no graph; call torch.compile without "
-    "fullgraph=True, which runs it between graphs"
+    "the first tokens of a QuantizedCache, and models whose attention reads no pages, are in no graph; run the prompt "
+    "by the model that is not compiled (decoding is one graph then), or call torch.compile without fullgraph=True, "
+    "which runs them between graphs"
 )
 
 

@@ -23,7 +23,7 @@ from kvassay.cache.attention_path import AttentionPath
 from kvassay.core.kv_format import Side
 
 if TYPE_CHECKING:
-    from kvassay.cache.cohorts import Cohort
+    from kvassay.cache.cohorts import Cohort, StoredHeads
     from kvassay.cache.quantized_layer import QuantizedLayer
 
 
@@ -45,6 +45,8 @@ class SeenTokens:
         self.begin = begin
         self.end = end
         self.new = new
+        self.whole: StoredHeads | None = None
+        """The stores of the layer where there is one a side (`cohorts.stored_as_one`); None where there are more."""
         self._views: list[weakref.ref[PackedView]] = []
 
     def views(self, tokens: int, keys_dtype: torch.dtype, values_dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from kvassay.cache.arguments import config_fields, padding_counts, parsed_format, require_choice, whole_number
-from kvassay.cache.attention import chosen_path
-from kvassay.cache.attention_path import AttentionChoice, AttentionPath, LayerPath
+from kvassay.cache.attention import READS_VIEWS, chosen_path
+from kvassay.cache.attention_path import AttentionChoice, AttentionPath, KernelChoice, LayerPath, attention_choice
 from kvassay.cache.cache_identity import require_same_format
 from kvassay.cache.cohorts import LayerCalibration, row_numbers
 from kvassay.cache.graph_capture import BREAK_REASON, require_no_export
@@ -25,11 +25,13 @@ from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
 from kvassay.cache.side_codec import OnClip
 from kvassay.cache.stored_bytes import stored_nbytes
+from kvassay.cache.traced import append, number_of, promise
 from kvassay.core.geometry import Owner, geometry_from_config
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
 from kvassay.core.serving import check_serves
 from kvassay.errors import CacheStateError, GeometryError
+from kvassay.kernels.native import warn_if_missing
 
 
 class QuantizedCache(Cache):
@@ -45,8 +47,8 @@ class QuantizedCache(Cache):
     alone, its own first tokens being its sinks. Without it padding is stored like any token. `offload` keeps coded
     pages that do not fit in a limit on disk, or in host memory; what is read stays the same, bit for bit.
 
-    `attention` says how models read it: `tiled` page by page, `decoded` as a decoded layer at a time, `auto` tiled
-    wherever the model's attention can (see `explain`).
+    `attention` says how models read it: `fused` from the codes, `tiled` page by page, `decoded` a layer at a time,
+    `auto` the first that can (see `explain`). `kernel` says it by what multiplies: `exact` is fused, `reference` tiled.
 
     Rows and tokens can be taken away, repeated and shared at any time: `crop`, `batch_select_indices`,
     `reorder_cache`, `batch_repeat_interleave`, `fork`, `take_rows`, `trim_padding`, `reset`.
@@ -62,12 +64,14 @@ class QuantizedCache(Cache):
         key_transforms: Mapping[int, KeyTransform] | None = None,
         left_padding: Sequence[int] | torch.Tensor | None = None,
         attention: AttentionChoice = "auto",
+        kernel: KernelChoice = "auto",
         offload: Offload | None = None,
     ) -> None:
+        warn_if_missing()
         self.kv_format = parsed_format(kv_format)
         self.geometry = geometry_from_config(config_fields(config))
         require_choice(on_clip, OnClip, "on_clip")
-        require_choice(attention, AttentionChoice, "attention")
+        attention = attention_choice(attention, kernel)
         check_serves(self.kv_format, self.geometry)
         self._calibration, self._key_transforms = calibration, key_transforms
         self.on_clip: OnClip = on_clip
@@ -91,6 +95,7 @@ class QuantizedCache(Cache):
                 layer.read_ahead_of(following)
         super().__init__(layers=list(layers))
         self.quantized_layers = layers
+        self._number = number_of(self)
 
     @classmethod
     def for_model(
@@ -102,6 +107,7 @@ class QuantizedCache(Cache):
         on_clip: OnClip = "raise",
         left_padding: Sequence[int] | torch.Tensor | None = None,
         attention: AttentionChoice = "auto",
+        kernel: KernelChoice = "auto",
         offload: Offload | None = None,
     ) -> QuantizedCache:
         """A cache for a loaded model, with the key transforms that its format needs.
@@ -119,6 +125,7 @@ class QuantizedCache(Cache):
             key_transforms=transforms,
             left_padding=left_padding,
             attention=attention,
+            kernel=kernel,
             offload=offload,
         )
 
@@ -127,7 +134,6 @@ class QuantizedCache(Cache):
         """Finite values that saturated when they were encoded, over all layers."""
         return sum(store.clipped_values for layer in self.quantized_layers for store in layer.stores)
 
-    @torch.compiler.disable(reason=BREAK_REASON)
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,7 +142,34 @@ class QuantizedCache(Cache):
         That is decoded when something asks for it, and by attention that knows packed pages never as a whole.
         `torch.compile` runs this between two graphs; with fullgraph=True, and in torch.export, it is refused.
         """
+        if torch.compiler.is_compiling() and self._fits_in_graph(layer_idx):
+            layer = self.quantized_layers[layer_idx]
+            tokens, _ = layer.get_mask_sizes(key_states.shape[2])
+            promise.number, promise.layer = self._number, layer_idx
+            keys, values = append(key_states, value_states, self._number, layer_idx, tokens)
+            promise.keys = keys
+            return keys, values
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            return self._update_between_graphs(key_states, value_states, layer_idx, *args, **kwargs)
+        return self._update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _fits_in_graph(self, layer_idx: int) -> bool:
+        """True where a traced forward can hold the append as one operator: its first tokens excepted."""
+        layer = self.quantized_layers[layer_idx]
+        if torch.compiler.is_exporting() or not layer.columns or not layer.hands_out_views:
+            return False
+        # What was found for the layer's last tokens, while nobody changed the model's attention since.
+        return getattr(self.config, "_attn_implementation", None) in READS_VIEWS
+
+    @torch.compiler.disable(reason=BREAK_REASON)
+    def _update_between_graphs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Apart from `update`, since what `disable` adds to a call is a good part of one outside of torch.compile."""
         require_no_export()
+        return self._update(*args, **kwargs)
+
+    def _update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if not 0 <= layer_idx < len(self.quantized_layers):
             raise GeometryError(
                 f"keys of layer {layer_idx} came, and the cache was made for layers 0 to "
@@ -145,7 +178,12 @@ class QuantizedCache(Cache):
         layer = self.quantized_layers[layer_idx]
         self.quantized_layers[layer_idx - 1].require_whole()
         self.require_even(layer)
-        layer.hands_out_views = chosen_path(self.config, layer).path is not AttentionPath.DECODED
+        first = self.quantized_layers[0]
+        if layer is first or layer.attention != "auto" or layer.columns + key_states.shape[2] != first.columns:
+            layer.hands_out_views = chosen_path(self.config, layer).path is not AttentionPath.DECODED
+        else:
+            # Within a forward the model's attention stays what it was when the first layer asked; asking takes long.
+            layer.hands_out_views = first.hands_out_views
         return layer.update(key_states, value_states, *args, **kwargs)
 
     def require_even(self, layer: QuantizedLayer | None = None) -> None:
@@ -328,14 +366,15 @@ class QuantizedCache(Cache):
         revision: str | None = None,
         device: torch.device | str | None = None,
         attention: AttentionChoice = "auto",
+        kernel: KernelChoice = "auto",
     ) -> QuantizedCache:
         """The cache that `save` wrote, bit for bit; nothing is computed from tokens.
 
         `model` is the loaded model or its config; a model is needed by formats with key transforms, unless
         `key_transforms` are given. `kv_format`, if given, is the format that is expected. `calibration` must be equal
         to that of the saved cache. `on_clip` and `device` are the saved cache's and the model's if not given;
-        `attention` is not part of the file. Raises SavedCacheError, which names the file, for one that is damaged or
-        that belongs to another model or format.
+        `attention` and `kernel` are not part of the file. Raises SavedCacheError, which names the file, for one that is
+        damaged or that belongs to another model or format.
         """
         given = model if isinstance(model, PreTrainedModel) else None
         config: Any = model if given is None else given.config
@@ -352,6 +391,7 @@ class QuantizedCache(Cache):
                 on_clip=on_clip or saved.header.on_clip,
                 key_transforms=key_transforms,
                 attention=attention,
+                kernel=kernel,
             )
             restore(cache, saved, torch.device(device or ("cpu" if given is None else given.device)))
         return cache

@@ -21,7 +21,15 @@ from transformers.cache_utils import CacheLayerMixin
 
 from kvassay.cache.arguments import whole_number
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath
-from kvassay.cache.cohorts import Cohort, LayerCalibration, read_cohorts, row_numbers, select_rows
+from kvassay.cache.cohorts import (
+    Cohort,
+    LayerCalibration,
+    StoredHeads,
+    read_cohorts,
+    row_numbers,
+    select_rows,
+    stored_as_one,
+)
 from kvassay.cache.kernel_obstacle import layer_obstacle
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.new_states import check_states, shares, without_padding
@@ -73,6 +81,8 @@ class QuantizedLayer(CacheLayerMixin):
         self._seen: weakref.ref[SeenTokens] | None = None
         self._step: LayerStep | None = None
         """Where the next single tokens go, if that is known."""
+        self._whole: StoredHeads | None = None
+        """As `SeenTokens.whole`, found when a token last took the long way; a `_step` changes nothing of it."""
         self.is_whole = True
         """False while an append is written, and for good once that was interrupted."""
         self.interruption: BaseException | None = None
@@ -218,6 +228,7 @@ class QuantizedLayer(CacheLayerMixin):
             self.settle()
         if num_new == 1:
             self._step = LayerStep.of(self._cohorts)
+            self._whole = stored_as_one(self._cohorts)
             return self._seen_after_one(key_states.dtype, value_states.dtype)
         key_states, value_states = (
             without_padding(self._cohorts, each, old_end) for each in (key_states, value_states)
@@ -250,7 +261,9 @@ class QuantizedLayer(CacheLayerMixin):
         """What the query of a single token reads, which was just appended."""
         window = self.geometry.sliding_window
         begin = 0 if window is None else max(0, self.columns - window)
-        return self._handed_out(SeenTokens(self, self._cohorts, begin, self.columns, None), keys_dtype, values_dtype)
+        seen = SeenTokens(self, self._cohorts, begin, self.columns, None)
+        seen.whole = self._whole
+        return self._handed_out(seen, keys_dtype, values_dtype)
 
     def _handed_out(
         self, seen: SeenTokens, keys_dtype: torch.dtype, values_dtype: torch.dtype

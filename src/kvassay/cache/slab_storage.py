@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvassay.cache.huge_pages import ask_for_huge_pages
+from kvassay.cache.huge_pages import huge_page_memory
 
 
 def page_memory(*shape: int, device: torch.device | None = None, zeroed: bool = False, pinned: bool = False) -> Tensor:
@@ -114,6 +114,8 @@ class MemorySlabs:
 
     def addresses(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
         """Where slabs begin in memory."""
+        if len(self._slabs) == 1:
+            return np.full(numbers.shape, next(iter(self._slabs.values())).data_ptr(), np.int64)
         # Nothing is kept: what a cache holds beside its pages is counted, and a function of its length.
         known = np.fromiter(self._slabs, np.int64, len(self._slabs))
         starts = np.fromiter(map(Tensor.data_ptr, self._slabs.values()), np.int64, len(self._slabs))
@@ -121,9 +123,11 @@ class MemorySlabs:
         return starts[np.searchsorted(known, numbers)]
 
     def add(self, number: int, pages: int) -> None:
-        slab = page_memory(pages, self._page_nbytes, device=self._device)
-        ask_for_huge_pages(slab)
-        self._slabs[number] = slab
+        backed = huge_page_memory(pages * self._page_nbytes) if self._device.type == "cpu" else None
+        if backed is None:
+            self._slabs[number] = page_memory(pages, self._page_nbytes, device=self._device)
+        else:
+            self._slabs[number] = backed.view(pages, self._page_nbytes)
 
     def drop(self, number: int) -> None:
         del self._slabs[number]

@@ -11,7 +11,7 @@ from kvassay.cli.output import print_json, print_table, say
 from kvassay.cli.torch_extra import require_torch
 from kvassay.cli.whole_numbers import whole_number
 from kvassay.core.records import ExitCode
-from kvassay.kernels import native_state
+from kvassay.kernels import kernels_text
 
 
 def doctor(
@@ -86,10 +86,7 @@ def doctor(
 
 def kernels_line() -> str:
     """Which kernels can run here, or how to get them."""
-    state = native_state()
-    if state.missing is not None:
-        return f"kernels: none, attention reads pages in torch; {state.missing}"
-    return f"kernels: {', '.join(state.instruction_sets)}"
+    return f"kernels: {kernels_text()}"
 
 
 def _figure(value: float | None) -> str:

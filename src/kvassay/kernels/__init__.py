@@ -3,6 +3,6 @@
 The compiled module may be missing: without a compiler kvassay installs as pure Python. `native_state` says which.
 """
 
-from kvassay.kernels.native import NativeState, native_state
+from kvassay.kernels.native import NativeState, kernels_text, native_state
 
-__all__ = ["NativeState", "native_state"]
+__all__ = ["NativeState", "kernels_text", "native_state"]

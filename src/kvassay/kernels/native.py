@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from functools import cache
 from types import ModuleType
 from typing import NamedTuple
@@ -40,6 +41,20 @@ def native_state() -> NativeState:
     except ImportError as error:
         return NativeState((), f"kvassay's compiled module does not load: {error}; install kvassay again")
     return NativeState(tuple(module.instruction_sets()), None)
+
+
+def kernels_text() -> str:
+    """Which kernels can run here, or how to get them; for a line of `doctor`, evidence and report."""
+    state = native_state()
+    if state.missing is not None:
+        return f"none, attention reads pages in torch; {state.missing}"
+    return f"exact by {', '.join(state.instruction_sets)}; reference in torch"
+
+
+def warn_if_missing() -> None:
+    """Say once, where a cache is first made, that none of its attention is compiled."""
+    if native_state().missing is not None:
+        warnings.warn(f"kernels: {kernels_text()}", stacklevel=3)
 
 
 def instruction_set() -> str:

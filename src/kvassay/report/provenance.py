@@ -173,6 +173,7 @@ def _groups(content: PackContent) -> tuple[FactGroup, ...]:
                 Fact("CPU", text(environment, "cpu")),
                 Fact("cores", number(number_at(environment, "cores"))),
                 Fact("threads", number(number_at(environment, "threads"))),
+                Fact("attention kernels", text(environment, "kernels")),
                 Fact("memory", size(number_at(environment, "memory_nbytes"))),
                 Fact("peak resident memory", size(number_at(environment, "peak_rss_nbytes"))),
                 Fact("started (UTC)", text(environment, "started_utc")),

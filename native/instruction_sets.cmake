@@ -1,0 +1,20 @@
+# One translation unit an instruction set; which one runs is decided by the processor.
+# kvassay_instruction_sets(TARGET FOLDER): adds those of the processor that is compiled for, with their options.
+function(kvassay_instruction_sets TARGET FOLDER)
+  target_sources(${TARGET} PRIVATE ${FOLDER}/isa_generic.cpp)
+  set_source_files_properties(${FOLDER}/isa_generic.cpp PROPERTIES COMPILE_OPTIONS "${WARNINGS}")
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+    target_sources(${TARGET} PRIVATE ${FOLDER}/isa_avx2.cpp ${FOLDER}/isa_avx512.cpp)
+    set(AVX2 -mavx2 -mfma -mf16c)
+    # GCC 12 warns of variables that its own header of intrinsics leaves undefined on purpose (its bug 105593).
+    set(AVX512 ${AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      list(APPEND AVX512 -Wno-uninitialized -Wno-maybe-uninitialized)
+    endif()
+    set_source_files_properties(${FOLDER}/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS "${WARNINGS};${AVX2}")
+    set_source_files_properties(${FOLDER}/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS "${WARNINGS};${AVX512}")
+  elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
+    target_sources(${TARGET} PRIVATE ${FOLDER}/isa_neon.cpp)
+    set_source_files_properties(${FOLDER}/isa_neon.cpp PROPERTIES COMPILE_OPTIONS "${WARNINGS}")
+  endif()
+endfunction()
