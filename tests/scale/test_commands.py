@@ -153,6 +153,8 @@ def test_plan_tells_a_matrix_from_a_model_by_content(matrix_file, capsys) -> Non
     assert "is no matrix file" in capsys.readouterr().err
     assert run(["plan", "smollm2-135m"]) == 2
     assert "needs --contract" in capsys.readouterr().err
+    assert run(["plan", str(path.parent / "missing.toml")]) == 2
+    assert "missing.toml' does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shard", ["0/3", "4/3", "3", "a/b", "1/0"])

@@ -64,6 +64,8 @@ def _plan_of_matrix(
     from kvassay.scale.matrix import is_matrix, load_matrix
 
     path = Path(name)
+    if path.suffix == ".toml" and not path.exists():
+        raise UsageError(f"matrix {name!r} does not exist; for a model, kvassay plan MODEL needs --contract FILE")
     if not path.is_file() or not is_matrix(read_contract_text(path)):
         raise UsageError(f"{name!r} is no matrix file, and to plan for a model kvassay plan needs --contract")
     if scales is not None:
