@@ -59,7 +59,7 @@ def _lines_of_rows(cells: Sequence[Sequence[str]], right: Sequence[int], width: 
         ]
         lines = ["  ".join(parts[:fitting]).rstrip()]
         if index == 0:
-            lines.append("  ".join("-" * size for size in widths[:fitting]))
+            lines.append("  ".join("-" * size for size in widths[:fitting]).rstrip())
         elif width is not None:
             rest = zip(cells[0][fitting:], row[fitting:], strict=True)
             text = "; ".join(f"{name}: {cell}" for name, cell in rest if cell)
