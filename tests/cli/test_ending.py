@@ -69,6 +69,12 @@ def test_output_larger_than_a_pipe_ends_quietly_when_the_reader_leaves() -> None
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize("arguments", ["--help", "assess --help"])
+def test_help_that_nobody_reads_is_no_fault(arguments) -> None:
+    done = shell(f"{sys.executable} -m kvassay {arguments} | true")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [["verify", "PACK"], ["formats"], ["--help"], ["formats", "--json"]])
 def test_a_full_device_behind_stdout_is_one_line(bad_pack, arguments) -> None:

@@ -54,7 +54,7 @@ def test_the_python_of_the_tutorial_runs(tiny_folder, tmp_path) -> None:
     command = [sys.executable, "-c", code.replace("path/to/model", str(tiny_folder))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "bytes, of which 16 bits would take" in done.stdout
+    assert "bytes, where 16 bits would take" in done.stdout
 
 
 def test_the_commands_of_the_experiment_run(tmp_path, monkeypatch) -> None:

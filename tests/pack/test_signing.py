@@ -429,7 +429,7 @@ def test_an_experiment_and_an_aborted_pack_are_signed_alike(tmp_path: Path) -> N
 
 
 def test_what_is_no_whole_result_folder_is_not_signed(pack: Path, tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="is not a folder"):
+    with pytest.raises(PackError, match="absent' does not exist"):
         sign_folder(tmp_path / "absent", KEYS["A"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(PackError, match=r"manifest\.json: missing"):

@@ -499,8 +499,8 @@ def test_a_wrong_expected_root_fails_an_untouched_pack(pack: Path) -> None:
 
 
 def test_no_manifest_is_an_error(pack: Path, tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere", pack / "plan.json"):
-        with pytest.raises(PackError, match="is not a folder"):
+    for path, fault in ((tmp_path / "nowhere", "does not exist"), (pack / "plan.json", "is not a folder")):
+        with pytest.raises(PackError, match=fault):
             verify_pack(path)
     (pack / "manifest.json").unlink()
     with pytest.raises(PackError, match=r"manifest\.json: missing"):

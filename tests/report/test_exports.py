@@ -99,7 +99,7 @@ def hostile(content: PackContent) -> PackContent:
         )
         for index, verdict in enumerate(content.verdicts.formats)
     )
-    subject = {**content.subject, "model": HOSTILE, "corpus": {"name": HOSTILE, "documents": []}}
+    subject = {**content.subject, "model": {"name": HOSTILE}, "corpus": {"name": HOSTILE, "documents": []}}
     contract = content.contract.model_copy(update={"name": HOSTILE})
     return _with(content, formats=formats, reason=HOSTILE)._replace(subject=subject, contract=contract)
 
@@ -141,6 +141,8 @@ def test_r9_a_model_card_claims_what_was_measured_and_nothing_else(content: Pack
     assert content.manifest.root in card
     assert content.contract.sha256 in card
     assert "What this does not say" in card
+    assert "- Model: sample\\-135m\n- Revision: r1\n" in card
+    assert f"- Weights SHA-256: {'12' * 32}\n" in card
     assert "not measured" in card, "a candidate that was not run has no figure"
     numbers = re.findall(r"\d+\.\d+", model_card(bare))
     assert "not recorded" in model_card(bare)

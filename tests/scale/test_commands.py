@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,8 @@ def test_plan_of_a_matrix_counts_what_the_run_counted(finished, capsys) -> None:
     store = Store(str(finished / "store"))
     assert cost["total"]["reference_tokens"] == read_status(store, read_groups(store)).reference_tokens
     assert cost["hours"] == pytest.approx(cost["total"]["flops"] / 1e10 / 4 / 3600)
+    assert run(["plan", str(finished / "matrix.toml"), "--devices", "4", "--tflops", "0.01"]) == 0
+    assert re.search(r"^about [\d.]+ s on 4 devices at 1e\+10 FLOP/s each", capsys.readouterr().out, re.MULTILINE)
     kept = sum(path.stat().st_size for path in (finished / "store" / "units").iterdir())
     assert cost["total"]["stored_nbytes"] == pytest.approx(kept, rel=0.05)
 
@@ -153,6 +156,8 @@ def test_plan_tells_a_matrix_from_a_model_by_content(matrix_file, capsys) -> Non
     assert "is no matrix file" in capsys.readouterr().err
     assert run(["plan", "smollm2-135m"]) == 2
     assert "needs --contract" in capsys.readouterr().err
+    assert run(["plan", str(path.parent / "missing.toml")]) == 2
+    assert "missing.toml' does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shard", ["0/3", "4/3", "3", "a/b", "1/0"])

@@ -108,12 +108,14 @@ def diagnose(model: str, corpus: str | None, tokens: int, say: Callable[[str], N
     findings = [*geometry_findings(geometry), *weight_findings(weights)]
     channels, text = None, None
     if corpus is not None:
+        say(f"loading {model}")
         loaded = load_model(source, announce=say)
         document = text_documents(
             load_corpus(corpus), loaded.tokenizer, documents=1, prompt_tokens=1, scored_tokens=tokens - 1, seed=0
         )[0]
         if geometry.max_context is not None and tokens > geometry.max_context:
             raise WorkloadError(f"{tokens} tokens do not fit the model's context of {geometry.max_context}")
+        say(f"running {tokens} tokens of {corpus} through {model}")
         channels = layer_channels(DecodeScorer(loaded.model, geometry), torch.tensor(document.token_ids))
         text = {"corpus": corpus, "document": document.id, "tokens": tokens}
         findings += text_findings(channels, geometry)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import cyclopts
+from cyclopts import Group, Parameter
 
 import kvassay
 from kvassay.cli.assess import assess
@@ -33,36 +35,54 @@ from kvassay.cli.status import status_command
 from kvassay.cli.verify import verify
 from kvassay.errors import UsageError
 
+
+def _shown_default(value: Any) -> str | None:
+    """What `--help` says of a default: nothing of a switch that is off, an empty list, and what may be left out."""
+    return None if value is None or value is False or value in ((), []) else str(value)
+
+
 app = cyclopts.App(
     name="kvassay",
-    help="Choose the smallest KV cache that your model can afford, proved on your workload, with every byte counted.",
+    help="Choose the smallest KV cache that your model can afford, proved on your workload, with every byte counted."
+    "\n\nBegin with a model and a contract: kvassay assess MODEL --contract FILE. MODEL is a built-in name, a "
+    "transformers folder, a .gguf file or a hub id; kvassay contract init writes a contract.",
     version=kvassay.__version__,
+    default_parameter=Parameter(negative_iterable=(), show_default=_shown_default),
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-app.command(assess)
-app.command(find)
-app.command(plan)
-app.command(run_matrix, name="run")
-app.command(status_command, name="status")
-app.command(merge)
-app.command(query)
-app.command(contract)
-app.command(bytes_command, name="bytes")
-app.command(capacity_command, name="capacity")
-app.command(formats)
-app.command(doctor)
-app.command(scales)
-app.command(verify)
-app.command(sign)
-app.command(keygen)
-app.command(judge_logs, name="judge-logs")
-app.command(compare)
-app.command(judge)
-app.command(report)
-app.command(export)
-app.command(experiment)
-app.command(lab)
+_COMMANDS: dict[str, dict[str, Callable[..., int] | cyclopts.App]] = {
+    "Judge a model": {"assess": assess, "find": find, "plan": plan, "contract": contract, "doctor": doctor},
+    "Know formats and bytes": {
+        "formats": formats,
+        "bytes": bytes_command,
+        "capacity": capacity_command,
+        "scales": scales,
+    },
+    "Read, check and hand on evidence": {
+        "verify": verify,
+        "judge": judge,
+        "compare": compare,
+        "report": report,
+        "export": export,
+        "keygen": keygen,
+        "sign": sign,
+        "judge-logs": judge_logs,
+    },
+    "Judge many models": {"run": run_matrix, "status": status_command, "merge": merge, "query": query},
+    "Look closer": {"lab": lab, "experiment": experiment},
+}
+"""By what a user wants, in the order in which `--help` shows them."""
+
+for _title, _named in _COMMANDS.items():
+    _group = Group.create_ordered(_title)
+    for _place, (_name, _command) in enumerate(_named.items()):
+        if isinstance(_command, cyclopts.App):
+            _command.group, _command.sort_key = _group, _place
+            app.command(_command)
+        else:
+            app.command(_command, name=_name, group=_group, sort_key=_place)
+app["--help"].group = app["--version"].group = Group.create_ordered("Options")
 
 
 def command(arguments: Sequence[str] | None = None) -> int:

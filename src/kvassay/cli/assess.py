@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 from cyclopts import Parameter
 
-from kvassay.cli.output import print_json, print_table, say, table_lines
+from kvassay.cli.output import print_json, print_table, say, table_lines, terminal_width
 from kvassay.cli.progress_display import ProgressDisplay
 from kvassay.cli.torch_extra import require_torch
 from kvassay.core.contract import Contract, parse_contract, read_contract_text
@@ -99,7 +100,7 @@ def dry_run_plan(model: str, contract: Contract, scales: Path | None, json: bool
     if json:
         print_json(plan)
     else:
-        _print_plan(plan, print)
+        _print_plan(plan, print, sys.stdout)
     return 0
 
 
@@ -114,10 +115,10 @@ def outcome_word(outcome: Outcome) -> str:
 
 def say_plan(plan: dict[str, Any]) -> None:
     """The plan on stderr."""
-    _print_plan(plan, say)
+    _print_plan(plan, say, sys.stderr)
 
 
-def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
+def _print_plan(plan: dict[str, Any], line: Callable[[str], None], stream: TextIO) -> None:
     """The plan, before the run: what is expected, the sample, the chance of a verdict, and the cost."""
     pilot, cost = plan["pilot"], plan["cost"]
     line(
@@ -137,7 +138,7 @@ def _print_plan(plan: dict[str, Any], line: Callable[[str], None]) -> None:
         for clause in plan["clauses"]
     ]
     header = ["format", "clause", "expected", "limit", "n", "n needed", "chance of a verdict"]
-    for text in table_lines(header, rows, right=(2, 3, 4, 5, 6)):
+    for text in table_lines(header, rows, right=(2, 3, 4, 5, 6), lead=1, width=terminal_width(stream)):
         line(text)
     asked = plan["power_asked"]
     for clause in plan["clauses"]:
@@ -185,7 +186,7 @@ def print_verdicts(formats: tuple[FormatVerdict, ...], bits: dict[str, float], t
         "n",
         "outcome",
     ]
-    print_table(header, rows, right=(2, 5, 6, 7, 8))
+    print_table(header, rows, right=(2, 5, 6, 7, 8), lead=4)
 
 
 def _clause_name(clause: ClauseVerdict) -> str:

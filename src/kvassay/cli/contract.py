@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -143,7 +144,7 @@ def check(file: Path, /, *, json: Annotated[bool, Parameter(negative=())] = Fals
     print(f"valid: {printable(loaded.name)}, contract {loaded.sha256}")
     for clause in found.clauses:
         print(f"bounds {clause.name}: {printable(clause.sentence)}")
-    for sentence in found.unbounded:
+    for sentence in _by_level(found.unbounded):
         print(f"does not bound {printable(sentence)}")
     return 0
 
@@ -155,6 +156,18 @@ def schema() -> int:
 
     print_json(contract_schema())
     return 0
+
+
+def _by_level(unbounded: Sequence[str]) -> list[str]:
+    """One sentence for each level of clauses, then those that are sentences already."""
+    clauses = [name for name in unbounded if re.fullmatch(r"\w+\.[\w.-]+", name)]
+    levels: dict[str, list[str]] = {}
+    for level, _, clause in (name.partition(".") for name in clauses):
+        levels.setdefault(level, []).append(clause)
+    return [
+        *(f"{level}: {', '.join(names)}" for level, names in levels.items()),
+        *(sentence for sentence in unbounded if sentence not in clauses),
+    ]
 
 
 class _Asking:

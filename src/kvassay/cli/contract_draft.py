@@ -277,11 +277,11 @@ def _too_long(answers: Answers, cost: Cost) -> str:
     if cost.item_tokens:
         place = bisect_left(SEARCHED_MARGINS, True, key=lambda margin: _fits(answers, margin))
         fitting = SEARCHED_MARGINS[place] if place < len(SEARCHED_MARGINS) else None
-        wider = f"a margin of {100 * fitting:g} points would fit (--margin {fitting:g}); " if fitting else ""
+        wider = f"a margin of {100 * fitting:g} points would fit (--margin {fitting:g}), else " if fitting else ""
     return (
         f"this contract is expected to take {math.ceil(cost.minutes)} minutes ({cost.text_tokens:,} tokens of text and "
         f"{cost.item_tokens:,} of task items at {answers.tokens_per_second:g} tokens a second), more than the "
-        f"{answers.minutes:g} allowed; {wider}else give more --minutes, a shorter --context, fewer --format, or the "
+        f"{answers.minutes:g} allowed; {wider}give more --minutes, a shorter --context, fewer --format, or the "
         "--tokens-per-second of your machine"
     )
 

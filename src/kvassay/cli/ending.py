@@ -78,6 +78,10 @@ def finished(command: Callable[[], int]) -> int:
         return error.exit_code
     except BrokenPipeError:
         return READER_GONE  # the reader of our output went away, for example `| head`
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            return READER_GONE  # as rich, which prints the help, says the same
+        return _fail(_own_fault(error) + _kept(error))
     except OSError as error:
         if error.filename is not None:
             return _fail(f"error: {os.fsdecode(error.filename)!r}: {error.strerror}{_kept(error)}")

@@ -64,6 +64,8 @@ def _plan_of_matrix(
     from kvassay.scale.matrix import is_matrix, load_matrix
 
     path = Path(name)
+    if path.suffix == ".toml" and not path.exists():
+        raise UsageError(f"matrix {name!r} does not exist; for a model, kvassay plan MODEL needs --contract FILE")
     if not path.is_file() or not is_matrix(read_contract_text(path)):
         raise UsageError(f"{name!r} is no matrix file, and to plan for a model kvassay plan needs --contract")
     if scales is not None:
@@ -120,7 +122,16 @@ def _print_cost(cost: MatrixCost) -> None:
         f"({saved:.1f} times fewer than unshared) and {total['candidate_tokens']:,} candidate tokens, "
         f"{total['flops']:.3g} FLOPs, {nbytes_text(total['stored_nbytes'] + total['rows_nbytes'])} stored"
     )
+    devices = f"{cost.devices} device{'' if cost.devices == 1 else 's'}"
     print(
-        f"about {cost.hours:.3g} hours on {cost.devices} devices at {cost.flops_per_second:.3g} FLOP/s each "
+        f"about {_duration(3600 * cost.hours)} on {devices} at {cost.flops_per_second:.3g} FLOP/s each "
         f"({cost.rate_source})"
     )
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit of which there are two; hours otherwise have many zeros, or minutes many digits."""
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.3g} {unit}" if seconds < 1000 * length else f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.3g} s"

@@ -60,8 +60,12 @@ def _bounds(contract: Contract, clause: str) -> str:
     if part:
         fields = {"margin": fields[f"{part}_margin"]}
     waived = next((waiver for waiver in contract.waivers if waiver.clause == clause), None)
-    said = ", ".join(f"{key} {shown}" for key, shown in fields.items() if shown not in (None, [], ()))
+    said = ", ".join(f"{key} {_said(shown)}" for key, shown in fields.items() if shown not in (None, [], ()))
     return said + (f"; waived since {waived.granted.isoformat()}: {waived.reason}" if waived else "")
+
+
+def _said(value: Any) -> str:
+    return " ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
 
 
 def _unbounded(contract: Contract) -> Iterator[str]:

@@ -69,7 +69,7 @@ PRESETS: tuple[Preset, ...] = (
     Preset("f32", "kv=f32,exact=f32", "plain float32 cache: the numerical reference on a CPU"),
     Preset("f16", "kv=f16", "plain float16 cache: the usual denominator of savings"),
     Preset("bf16", "kv=bf16,exact=bf16", "plain bfloat16 cache"),
-    Preset("int8-tensor", "kv=int8:tensor", "one static scale a side; the 004 experiment's tensor quantizer"),
+    Preset("int8-tensor", "kv=int8:tensor", "one static scale a side; as in the attention-error experiment"),
     Preset("int8-token", "kv=int8:token", "one float32 scale a token over all KV heads"),
     Preset(
         "int8-token-head",

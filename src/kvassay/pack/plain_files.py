@@ -31,7 +31,8 @@ class FolderFiles(NamedTuple):
 def list_files(folder: Path) -> FolderFiles:
     """All files below `folder`; raises PackError when it is no folder, or holds too many files or levels."""
     if folder.is_symlink() or not folder.is_dir():
-        raise PackError(f"{str(folder)!r} is not a folder; expected a result folder with a {MANIFEST_NAME}")
+        fault = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        raise PackError(f"{str(folder)!r} {fault}; expected a result folder with a {MANIFEST_NAME}")
     names: list[str] = []
     odd: list[str] = []
     pending = [("", 0)]

@@ -65,8 +65,10 @@ def _read(file: Path, choice: Choice) -> SuiteLog:
     if file.suffix == ".json":
         return read_inspect_log(file, read_log_bytes(file), choice)
     hint = "; write it with: inspect log convert --to json" if file.suffix == ".eval" else ""
+    missing = "" if file.exists() else " does not exist"
     raise PackError(
-        f"{str(file)!r}: expected samples_TASK_TIME.jsonl of lm-eval (--log_samples) or a .json log of Inspect{hint}"
+        f"{str(file)!r}{missing}: expected samples_TASK_TIME.jsonl of lm-eval (--log_samples) or a .json log of "
+        f"Inspect{hint}"
     )
 
 

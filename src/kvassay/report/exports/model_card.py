@@ -38,9 +38,10 @@ def model_card(content: PackContent) -> str:
 def _facts(content: PackContent) -> list[str]:
     subject, text = content.subject, content.contract.text
     found = {
-        "Model": text_at(subject, "model"),
-        "Revision": text_at(subject, "revision"),
-        "Weights SHA-256": text_at(subject, "hashes", "weights") or text_at(subject, "weights_sha256"),
+        "Model": text_at(subject, "model", "name"),
+        "Revision": text_at(subject, "model", "revision"),
+        "Weights": text_at(subject, "model", "stored_weights"),
+        "Weights SHA-256": text_at(subject, "model", "weights_sha256"),
         "Engine": text_at(subject, "engine", "name"),
         "Engine version": text_at(subject, "engine", "version"),
         "Corpus": text_at(subject, "corpus", "name"),
