@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -163,3 +164,31 @@ def test_an_error_of_the_service_is_one_of_the_store_and_of_no_cell(error, way_o
 def test_a_folder_that_cannot_be_made_is_an_error_of_the_store() -> None:
     with pytest.raises(StoreError, match=r"/proc/store/a\.json cannot be written: .*; check who may"):
         Store("/proc/store").put("a.json", b"")
+
+
+def test_a_folder_that_others_write_into_or_remove_as_well_is_removed_all_the_same(tmp_path, monkeypatch) -> None:
+    store = Store(str(tmp_path / "store"))
+    for name in ("a", "b"):
+        store.put(f"cells/x/parts/{name}/run.json", b"{}")
+    whole = store._fs.rm
+    fails = [OSError(errno.ENOTEMPTY, "Directory not empty"), FileNotFoundError(errno.ENOENT, "gone")]
+
+    def contended(path: str, recursive: bool) -> None:
+        if fails:
+            raise fails.pop(0)
+        whole(path, recursive=recursive)
+
+    monkeypatch.setattr(store._fs, "rm", contended)
+    store.remove("cells/x/parts")
+    assert not fails
+    assert not store.exists("cells/x/parts")
+
+
+def test_parts_that_came_after_the_whole_are_swept(tmp_path) -> None:
+    store = Store(str(tmp_path / "store"))
+    for whole in ("done", "open"):
+        store.put(f"cells/{whole}/parts/1-of-2/run.json", b"{}")
+    store.put("cells/done/manifest.json", b"{}")
+    store.sweep()
+    assert not store.exists("cells/done/parts")
+    assert store.exists("cells/open/parts/1-of-2/run.json")

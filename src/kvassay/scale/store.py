@@ -34,6 +34,10 @@ _PARTIAL = ".partial-"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+_REMOVAL_TRIES = 10
+"""Of a folder that others write into or remove as well; what is left then is swept with the next run."""
+
+
 class StoredFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -145,9 +149,18 @@ class Store:
             return True
 
     def remove(self, name: str) -> None:
-        """Remove a file or folder; none there is well too."""
-        with suppress(FileNotFoundError), self._reporting(name, "removed"):
-            self._fs.rm(self._path(name), recursive=True)
+        """Remove a file or folder; none there is well too. What others keep writing into it may stay."""
+        for _ in range(_REMOVAL_TRIES):
+            try:
+                with self._reporting(name, "removed"):
+                    self._fs.rm(self._path(name), recursive=True)
+                return
+            except FileNotFoundError:  # it, or only something in it that another worker removed first
+                if not self.exists(name):
+                    return
+            except StoreError as error:
+                if not (isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOTEMPTY):
+                    raise  # not one that another worker is just writing into
 
     def commit(
         self, folder: str, schema: str, identity: str, results: dict[str, bytes], others: dict[str, bytes], facts: Any
@@ -206,9 +219,15 @@ class Store:
         return data
 
     def sweep(self) -> int:
-        """Remove what killed processes of this machine were writing; how many files that were."""
+        """Remove what killed processes of this machine were writing; how many files that were.
+
+        Parts of a whole that is finished go too: a late worker may have written one while others removed them.
+        """
         removed = 0
-        for folder, _, names in os.walk(self._root) if self._local else ():
+        for folder, inside, names in os.walk(self._root) if self._local else ():
+            if MANIFEST in names and "parts" in inside:
+                inside.remove("parts")
+                self.remove(os.path.relpath(os.path.join(folder, "parts"), self._root))
             for name in names:
                 mark = name.rpartition(_PARTIAL)[2].rpartition(".")[0]
                 if name.startswith(".") and mark and is_mark_of_dead(mark):

@@ -63,6 +63,8 @@ def perform(
         try:
             _measure(store, bench, item, given or {})
         except StoreError:
+            if item.parts > 1 and whole_is_done(store, item):
+                return State.KEPT  # others were faster, and removed the parts while this one was being written
             raise
         except Exception:
             text = traceback.format_exc()
