@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
-from kvassay.errors import PackError
+from kvassay.errors import KvassayError, PackError
 from kvassay.pack.aborted import earlier_sentence
 from kvassay.pack.agreement import (
     arm_checks,
@@ -64,9 +64,15 @@ def _content_checks(path: Path, manifest: PackManifest) -> Iterator[Check]:
     yield rejudge_check(pack, verdicts)
 
 
+UNFORESEEN = "an error that kvassay did not foresee"
+
+
 def _guarded(what: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
     """The checks; where a stranger's files make one of them raise, a failed check in place of the rest."""
     try:
         yield from checks()
-    except Exception as error:
-        yield Check(f"checkable: {what}", False, f"the {what} cannot be checked: {type(error).__name__}: {error}"[:500])
+    except KvassayError as error:
+        yield Check(f"checkable: {what}", False, f"the {what} cannot be checked: {error}"[:500])
+    except Exception as error:  # none is known; fuzzers look for these words
+        kind = type(error).__name__
+        yield Check(f"checkable: {what}", False, f"the {what} cannot be checked, {UNFORESEEN}: {kind}: {error}"[:500])

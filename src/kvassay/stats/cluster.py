@@ -42,6 +42,8 @@ from numpy.typing import NDArray
 from kvassay.stats.lognormal import LogMean, log_mean
 
 Floats = NDArray[np.float64]
+_unlimited = np.errstate(over="ignore")
+"""Rows of a pack may hold any float64: what overflows is infinite, and so is no bound."""
 
 MINIMUM_DOCUMENTS = 20
 """Below this a bootstrap over documents is not trusted and no bound is given."""
@@ -199,6 +201,7 @@ def bootstrap_t(sums: Floats, counts: Floats, estimate: float, replicates: int, 
     )
 
 
+@_unlimited
 def design_effect(values: Floats, document: NDArray[np.int64]) -> float | None:
     """Cluster variance of the mean over its variance if tokens were independent; None where that is zero.
 
@@ -216,12 +219,14 @@ def design_effect(values: Floats, document: NDArray[np.int64]) -> float | None:
     return se * se / independent  # not se ** 2, which goes through the math library's pow
 
 
+@_unlimited
 def _standard_error(sums: Floats, counts: Floats, estimate: float, tokens: int) -> float:
     residuals = sums - estimate * counts
     documents = len(sums)
     return math.sqrt(documents / (documents - 1) * math.fsum((residuals * residuals).tolist())) / tokens
 
 
+@_unlimited
 def _studentize(sums: Floats, counts: Floats, estimate: float, draws: NDArray[np.int64]) -> Floats:
     """t* for draws `[documents, replicates]`; ±inf or NaN where a replicate has no spread."""
     documents = len(sums)
