@@ -192,7 +192,8 @@ class RunControls:
                 continue
             passed = found.share >= bound.ref_floor
             words = "reaches" if passed else "misses"
-            reason = f"the reference is right in {figure(found.share)} of {found.items} items and {words} its floor "
+            right = f"{round(found.share * found.items)} of {found.items} items ({figure(found.share)})"
+            reason = f"the reference is right in {right} and {words} its floor "
             results.append(_control(name, passed, reason + figure(bound.ref_floor)))
         return results
 

@@ -143,7 +143,8 @@ def _paired(reference: SuiteLog, other: SuiteLog, kept: list[str], test: LogTest
 def _controls(runs: LogRuns, kept: list[str], test: LogTest, accuracy: float) -> Iterator[ControlResult]:
     passed = accuracy >= test.ref_floor
     words = "reaches" if passed else "misses"
-    reason = f"the reference is right in {figure(accuracy)} of {len(kept)} items and {words} its floor "
+    right = f"{round(accuracy * len(kept))} of {len(kept)} items ({figure(accuracy)})"
+    reason = f"the reference is right in {right} and {words} its floor "
     yield ControlResult(name="reference_floor", passed=passed, reason=reason + figure(test.ref_floor))
     if runs.canary is None:
         yield ControlResult(name="canary", passed=None, reason="no log of a known-bad format was given (--canary)")
