@@ -12,6 +12,7 @@ import kvassay
 from kvassay.cli.app import run
 from kvassay.core.contract import parse_contract
 from kvassay.pack.reader import read_pack
+from kvassay.stats.binary import paired_noninferiority
 from tests.docs.test_readme import ROOT, blocks, kvassay_commands
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -47,6 +48,15 @@ def test_the_tutorial_runs_as_written(tiny_folder, texts, tmp_path, monkeypatch,
     assert [arm.name for arm in read_pack(tmp_path / "evidence").arms][:2] == ["int8-token-head", "kivi-4,recent=16"]
     assert (tmp_path / "ours.toml").exists()
     assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("path", [TUTORIAL, *sorted((ROOT / "contracts").glob("*.toml"))], ids=lambda path: path.stem)
+def test_every_task_that_is_shown_can_be_met_where_nothing_is_lost(path) -> None:
+    toml = path.read_text() if path.suffix == ".toml" else blocks(path, "toml")[0]
+    contract = parse_contract(toml)
+    for name, bound in contract.task.items():
+        nothing_lost = paired_noninferiority(bound.items, 0, 0, bound.margin, contract.inference.alpha)
+        assert nothing_lost.lower > -bound.margin, f"{name}: {bound.items} items are too few"
 
 
 def test_the_python_of_the_tutorial_runs(tiny_folder, tmp_path) -> None:
