@@ -44,9 +44,13 @@ def test_it_stops_at_a_look_long_before_the_last_item(sequential_pack) -> None:
     assert 10 <= len(contexts) <= 30
     assert contexts == {f"recall/7/{2 + index}" for index in range(len(contexts))}
     (verdict,) = (one for one in result.verdicts.formats if one.arm == "int8-token-head")
-    assert verdict.outcome is Outcome.MET
     (clause,) = (one for one in verdict.clauses if one.slice == "all")
     assert clause.method == "betting e-process"
+    # The bound lies inside the margin; a random model that gets nothing right has nothing to lose, so it is not MET.
+    assert clause.lower is not None
+    assert clause.lower > -0.3
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "the task cannot show a larger loss" in clause.reason
     assert len(contexts) - 5 < clause.details["decided_at"] <= len(contexts)
 
 
@@ -84,5 +88,9 @@ def test_each_task_stops_by_itself(tiny_folder, tmp_path) -> None:
     items = {task: len({row["context"] for row in rows if row["task"] == task}) for task in ("recall", "second")}
     assert 0 < items["second"] < items["recall"] < 60
     (verdict,) = (one for one in result.verdicts.formats if one.arm == "int8-token-head")
-    assert {clause.outcome for clause in verdict.clauses if clause.slice == "all"} == {Outcome.MET}
+    decided = {clause.clause: clause.lower for clause in verdict.clauses if clause.slice == "all"}
+    assert decided["task.recall"] is not None
+    assert decided["task.second"] is not None
+    assert decided["task.recall"] > -0.3
+    assert decided["task.second"] > -0.5
     assert verify_pack(result.out, result.manifest.root).passed

@@ -164,3 +164,14 @@ def test_b64_keys_without_bias_and_rotary_embedding_stay_within_it(text, past, c
     bound = workspace(cache.kv_format, layer, 4, chunk=chunk, context=past + chunk).nbytes
     print(text, past, chunk, used / bound)
     assert used <= bound
+
+
+def test_rows_that_were_replaced_give_their_pages_back() -> None:
+    """What a layer knows of its stores for the next step must not keep stores that rows no longer use."""
+    cache = filled("f32", 1, 2, 1, 64, 1, "tiled")
+    cache.update(torch.randn(1, 2, 1, 64), torch.randn(1, 2, 1, 64), 0)
+    cache.batch_repeat_interleave(2)
+    cache.update(torch.randn(2, 2, 2, 64), torch.randn(2, 2, 2, 64), 0)
+    ledger = cache.ledger()
+    slabs = {slab.untyped_storage().data_ptr(): slab.untyped_storage().nbytes() for slab in cache.storages()}
+    assert sum(slabs.values()) == ledger.persistent_nbytes - ledger.owner_nbytes("block_table")

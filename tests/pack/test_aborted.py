@@ -187,7 +187,7 @@ def test_earlier_runs_must_be_whole_and_of_this_contract(tmp_path: Path, aborted
     (aborted / "plan.json").write_text("{}\n")
     with pytest.raises(PackError, match=r"is not what its run wrote: plan\.json"):
         read_earlier([aborted], CONTRACT.sha256)
-    with pytest.raises(PackError, match="not a folder"):
+    with pytest.raises(PackError, match="does not exist"):
         read_earlier([tmp_path / "nowhere"], CONTRACT.sha256)
 
 

@@ -274,7 +274,7 @@ def test_a_control_that_failed_stands_beside_the_answer(content: PackContent, pa
         row["kl_nats"] = row["kl_nats"] / 1000 if row["arm"].startswith("kivi-2") else row["kl_nats"]
     found = parse_page(render_report(judged_again(content, pa.Table.from_pylist(rows, content.tables.tokens.schema))))
     text = joined(found.by_id("answer").text)
-    assert "Control ✕ FAILED canary" in text
+    assert "Control canary ✕ FAILED: " in text
     assert "No candidate is shown to meet the contract" in text
     assert "Control" not in joined(page.by_id("answer").text)
 

@@ -137,7 +137,7 @@ class QuantizedLayer(CacheLayerMixin):
             self.settle()
         # What is put in the place of all rows ends an interrupted append too.
         self._cohorts, self._pending, self.interruption, self.is_whole = cohorts, [], None, True
-        self._step = None
+        self._step = self._whole = None
 
     def settle(self) -> None:
         """Finish the last `update`: decode views of the state before it that somebody still holds, then commit."""

@@ -5,7 +5,8 @@ that the allocator hands out on the calling thread, also the temporaries inside 
 attention allocate some), which a `TorchDispatchMode` that watches the results of operators cannot.
 
 Error. Sizes are those that were asked of the allocator, to the byte; its rounding to 64 bytes is left out. Tensors of
-the block's own scalars count (4 to 16 bytes each). Not seen: memory that no tensor of torch owns (numpy, Python
+the block's own scalars count (4 to 16 bytes each). Slabs of a cache that are mappings of their own (`cache.huge_pages`)
+count when they are made, and stay. Not seen: memory that no tensor of torch owns (numpy, Python
 objects, mapped files, scratch of oneDNN and BLAS), other threads, and other devices (torch.cuda.max_memory_allocated
 counts those). Freeing what was allocated before the block is not seen, so it is not set off against the peak: a cache
 that copies itself seems to keep a whole copy. Run one step first and `count_from_here()`: then its release is seen.
@@ -27,6 +28,8 @@ from typing import Any, NamedTuple
 
 from torch._C._profiler import _EventType
 from torch.autograd import profiler
+
+from kvassay.cache.huge_pages import MAPPED
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _QUIET = "6"
@@ -121,6 +124,11 @@ def _peak(record: profiler.profile) -> MemoryPeak:
         if event.name == _MARK:
             now = peak = total = largest = allocations = 0
             continue
+        if event.name.startswith(MAPPED):
+            nbytes = int(event.name.removeprefix(MAPPED))
+            now, total, allocations = now + nbytes, total + nbytes, allocations + 1
+            peak, largest = max(peak, now), max(largest, nbytes)
+            continue
         block: Any = event.typed[1]
         if block.alloc_size < 0:
             now -= alive.pop(block.ptr, 0)
@@ -140,5 +148,5 @@ def _events(record: profiler.profile) -> Iterator[Any]:
         event = waiting.pop()
         waiting.extend(event.children)
         is_allocation = event.typed[0] == _EventType.Allocation and event.typed[1].device.type == "cpu"
-        if is_allocation or event.name == _MARK:
+        if is_allocation or event.name == _MARK or event.name.startswith(MAPPED):
             yield event
