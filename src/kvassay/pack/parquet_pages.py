@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from kvassay.errors import PackError
 
-MAX_FOOTER_NBYTES = 16 << 20
+MAX_FOOTER_NBYTES = 2 << 20
+"""Of ours, 300 row groups of some 15 columns take less than 1 MiB."""
 MAX_PAGES = 200_000
 """Of one file; ours have a page or two in each of some 20 columns and 300 row groups."""
 FREE_GROUP_NBYTES = 64 << 20
@@ -28,7 +29,8 @@ MAX_RATIO = 64
 _HEADER_NBYTES = 1 << 16
 """Enough for a header with the statistics of its page, which writers cut at 4 KiB."""
 _MAX_DEPTH = 8
-_I32, _STRUCT = 5, 12
+_MOST_LEVELS = 2
+_I32, _LIST, _STRUCT = 5, 9, 12
 
 
 class PageSizes(NamedTuple):
@@ -49,6 +51,59 @@ def check_footer_size(file: BinaryIO, name: str) -> None:
         raise PackError(f"{name}: not a readable table: it does not end as a Parquet file")
     if footer > min(nbytes - 12, MAX_FOOTER_NBYTES):
         raise PackError(f"{name}: a footer of {footer} bytes in a file of {nbytes}; at most {MAX_FOOTER_NBYTES}")
+    file.seek(nbytes - 8 - footer)
+    _check_histograms(file.read(footer), name)
+    file.seek(0)
+
+
+def _check_histograms(footer: bytes, name: str) -> None:
+    """Raise PackError for histograms of levels that do not fit the columns: pyarrow ends the process there.
+
+    (Apache Parquet, parquet.thrift: `FileMetaData` 2 and 4, `SchemaElement` 3, `RowGroup` 1, `ColumnChunk` 3,
+    `ColumnMetaData` 16, `SizeStatistics` 2 and 3.) Rows are flat, so nothing repeats and a column has one level or two.
+    """
+    reader = _Compact(footer)
+    optional: list[bool] = []
+    histograms: list[tuple[int, int, int]] = []
+
+    def schema_element(_: int) -> None:
+        repetition = 0
+        for field, kind in reader.fields():
+            if field == 3 and kind == _I32:
+                repetition = reader.integer()
+            else:
+                reader.skip(kind)
+        optional.append(repetition == 1)
+
+    def size_statistics(column: int) -> None:
+        for field, kind in reader.fields():
+            if field in (2, 3) and kind == _LIST:
+                element, count = reader.list_head()
+                histograms.append((column, field, count))
+                if count > _MOST_LEVELS:
+                    raise ValueError(f"a histogram of {count} levels")
+                for _ in range(count):
+                    reader.skip(element)
+            else:
+                reader.skip(kind)
+
+    def column_chunk(column: int) -> None:
+        reader.within({3: lambda: reader.within({16: lambda: size_statistics(column)})})
+
+    def row_group(_: int) -> None:
+        reader.within({1: lambda: reader.each(column_chunk)})
+
+    try:
+        reader.within({2: lambda: reader.each(schema_element), 4: lambda: reader.each(row_group)})
+    except (IndexError, ValueError) as error:
+        raise PackError(f"{name}: not a readable table: a damaged footer: {error or 'it breaks off'}") from error
+    levels = [2 if each else 1 for each in optional[1:]]  # the first element is the root
+    for column, field, count in histograms:
+        expected = 1 if field == 2 else levels[column] if column < len(levels) else 0
+        if count not in (0, expected):
+            raise PackError(
+                f"{name}: not a readable table: column {column} has a histogram of {count} levels; expected {expected}"
+            )
 
 
 def check_pages(file: BinaryIO, footer: Any, name: str) -> None:
@@ -122,6 +177,27 @@ class _Compact:
             field = field + (head >> 4) if head >> 4 else self.integer()
             yield field, head & 15
 
+    def within(self, read: Mapping[int, Callable[[], None]]) -> None:
+        """A struct, of which some fields are read; these are lists or structs."""
+        for field, kind in self.fields():
+            if field in read and kind in (_LIST, _STRUCT):
+                read[field]()
+            else:
+                self.skip(kind)
+
+    def each(self, read: Callable[[int], None]) -> None:
+        """A list of structs, each read by its place."""
+        kind, count = self.list_head()
+        if kind != _STRUCT and count:
+            raise ValueError(f"a list of type {kind}")
+        for index in range(count):
+            read(index)
+
+    def list_head(self) -> tuple[int, int]:
+        """Type and number of a list's elements, which follow."""
+        head = self._byte()
+        return head & 15, head >> 4 if head >> 4 < 15 else self._varint()
+
     def integer(self) -> int:
         value = self._varint()
         return (value >> 1) ^ -(value & 1)
@@ -140,10 +216,9 @@ class _Compact:
         elif kind == 8:
             self._forward(self._varint())
         elif kind in (9, 10):
-            head = self._byte()
-            count = head >> 4 if head >> 4 < 15 else self._varint()
+            element, count = self.list_head()
             for _ in range(min(count, len(self._data))):
-                self._forward(1) if head & 15 in (1, 2) else self.skip(head & 15, depth + 1)
+                self._forward(1) if element in (1, 2) else self.skip(element, depth + 1)
         elif kind == _STRUCT:
             for _, inner in self.fields():
                 self.skip(inner, depth + 1)
