@@ -17,6 +17,12 @@ ROOT = Path(__file__).parents[2]
 pytest.importorskip("scikit_build_core", reason="what builds the package is not installed")
 
 
+_WITHOUT_EDITABLE = """import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable_")]
+"""
+"""The editable install of these tests finds its own compiled module wherever the package is imported from."""
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as pip builds and installs it where CMake is there and no compiler."""
@@ -49,6 +55,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
+    (folder / "site" / "sitecustomize.py").write_text(_WITHOUT_EDITABLE)
     return folder / "site"
 
 
