@@ -140,7 +140,8 @@ class QuantizedCache(Cache):
         """Append keys and values `[batch, kv_heads, tokens, dim]`; returns what this call's queries read.
 
         That is decoded when something asks for it, and by attention that knows packed pages never as a whole.
-        `torch.compile` runs this between two graphs; with fullgraph=True, and in torch.export, it is refused.
+        In a graph of `torch.compile` it is one operator once the cache holds tokens (`traced`); the first tokens run
+        between two graphs, and are refused with fullgraph=True. torch.export is refused.
         """
         if torch.compiler.is_compiling() and self._fits_in_graph(layer_idx):
             layer = self.quantized_layers[layer_idx]

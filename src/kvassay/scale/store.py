@@ -32,8 +32,6 @@ from kvassay.scale.process import is_mark_of_dead, process_mark
 MANIFEST = "manifest.json"
 _PARTIAL = ".partial-"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
 _REMOVAL_TRIES = 10
 """Of a folder that others write into or remove as well; what is left then is swept with the next run."""
 
@@ -225,9 +223,10 @@ class Store:
         """
         removed = 0
         for folder, inside, names in os.walk(self._root) if self._local else ():
-            if MANIFEST in names and "parts" in inside:
+            place = os.path.relpath(folder, self._root)
+            if "parts" in inside and self.folder(place, os.path.basename(folder)) is not None:
                 inside.remove("parts")
-                self.remove(os.path.relpath(os.path.join(folder, "parts"), self._root))
+                self.remove(f"{place}/parts")
             for name in names:
                 mark = name.rpartition(_PARTIAL)[2].rpartition(".")[0]
                 if name.startswith(".") and mark and is_mark_of_dead(mark):
