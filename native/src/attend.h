@@ -70,130 +70,96 @@ void row_scores(const TileFormat& format, const std::uint8_t* tile, int first, i
 
 }  // namespace detail
 
-// The queries of one KV head of one row of the batch.
+// The queries of a task. Memory is read in the order in which it lies: page by page, in each the tiles of all heads.
 template <class S>
-class HeadAttention {
+class RangeAttention {
  public:
-  HeadAttention(const AttentionCall& call, int row, int kv_head, Workspace& work)
-      : call_(call), row_(row), kv_head_(kv_head), work_(work), queries_(call.ratio * call.queries) {
-    scale_queries();
+  RangeAttention(const AttentionCall& call, const RangeTask& task, Workspace& work) : call_(call), task_(task), work_(work) {
+    Carver carver{work.memory};
+    room_ = lay_out(call, task.heads, task.queries, carver);
   }
 
-  // Attends to columns begin to end - 1; writes one Partial for each query.
-  void run(std::int64_t begin, std::int64_t end, Partial* partials) {
-    for (int q = 0; q < queries_; ++q) {
-      partials[q].largest = call_.sinks && begin == call_.first_column ? sink_of(q) : -kInfinity;
-      partials[q].total = call_.sinks && begin == call_.first_column ? 1.f : 0.f;
-      const std::size_t nbytes = sizeof(float) * static_cast<std::size_t>(call_.value_dim);
-      memset(partials[q].sums, 0, nbytes);
-      memset(partials[q].coded_sums, 0, nbytes);
+  // Writes one Partial for each query.
+  void run() {
+    for_each_block([&](int head, QueryBlock& block) {
+      begin_sums(head, block);
+      for (int k = 0; k < call_.num_keys; ++k)
+        if (call_.keys[k].begin < task_.end && call_.keys[k].end > task_.begin)
+          prepare(call_.keys[k], head, block, keys_of(k, head, block));
+    });
+    for (std::int64_t low = task_.begin; low < task_.end;) {
+      const std::int64_t high = smaller(task_.end, next_bound(low));
+      for (int k = 0; k < call_.num_keys; ++k) key_pages(k, low, high);
+      for_each_block([&](int head, QueryBlock& block) { soften_block(head, block, low, high); });
+      for (int k = 0; k < call_.num_values; ++k) value_pages(call_.values[k], low, high);
+      low = high;
     }
-    for (int first = 0; first < queries_; first += kMaxRows)
-      block(first, smaller(kMaxRows, queries_ - first), begin, end, partials);
+    for_each_block([&](int head, QueryBlock& block) { add_coded_sums(head, block); });
   }
 
  private:
-  void scale_queries() {
-    for (int q = 0; q < queries_; ++q) {
-      scale_query(call_.query_of(call_.query, row_, kv_head_, q), work_.queries[q]);
-      if (call_.coded_query)
-        scale_query(call_.query_of(call_.coded_query, row_, kv_head_, q), work_.coded_queries[q]);
+  template <class F>
+  void for_each_block(F&& body) {
+    for (int head = 0; head < task_.heads; ++head)
+      for (int b = 0; b < room_.blocks; ++b) body(head, room_.queries[head * room_.blocks + b]);
+  }
+
+  KeyQueries& keys_of(int segment, int head, const QueryBlock& block) {
+    return room_.keys[(segment * task_.heads + head) * room_.blocks + block.first / kMaxRows];
+  }
+
+  // Heads are counted from the task's first, queries of a block from the task's first.
+  int kv_head(int head) const { return task_.first_head + head; }
+  int query_number(const QueryBlock& block, int r) const { return task_.first_query + block.first + r; }
+  int query_head(int head, int query) const { return kv_head(head) * call_.ratio + query / call_.queries; }
+  Partial& partial_of(int head, const QueryBlock& block, int r) const {
+    return task_.partials[head * task_.head_partials + query_number(block, r)];
+  }
+  float head_factor(const Segment& segment, int head) const {
+    return segment.head_scale ? segment.head_scale[kv_head(head)] : 1.f;
+  }
+
+  void begin_sums(int head, QueryBlock& block) {
+    const bool has_sinks = call_.sinks && task_.begin == call_.first_column;
+    for (int r = 0; r < block.rows; ++r) {
+      Partial& partial = partial_of(head, block, r);
+      partial.largest = has_sinks ? call_.sinks[query_head(head, query_number(block, r))] : -kInfinity;
+      partial.total = has_sinks ? 1.f : 0.f;
+      const std::size_t nbytes = sizeof(float) * static_cast<std::size_t>(call_.value_dim);
+      memset(partial.sums, 0, nbytes);
+      memset(partial.coded_sums, 0, nbytes);
+      memset(block.coded[r], 0, sizeof(float) * static_cast<std::size_t>(room_.coded_room));
+      memset(block.constants[r], 0, sizeof(float) * kMaxGroups);
     }
   }
 
-  void scale_query(const float* from, float* to) const {
-    for (int c = 0; c < call_.head_dim; ++c) to[c] = from[c] * call_.scaling;
-  }
-
-  float sink_of(int q) const { return call_.sinks[kv_head_ * call_.ratio + q / call_.queries]; }
-
-  // Queries first to first + rows - 1, ready for the keys of a segment.
-  void prepare(const Segment& segment, int first, int rows, KeyQueries& q, KeyBuffers& buffers) {
+  // Makes the queries of a block ready for the keys of a segment.
+  void prepare(const Segment& segment, int head, const QueryBlock& block, KeyQueries& q) {
     const TileFormat& format = *segment.format;
-    q.rows = rows;
-    const float factor = segment.head_scale ? segment.head_scale[kv_head_] : 1.f;
-    for (int r = 0; r < rows; ++r) {
+    const float factor = head_factor(segment, head);
+    for (int r = 0; r < q.rows; ++r) {
       const bool coded = call_.coded_query && !format.is_float();
-      const float* plain = coded ? work_.coded_queries[first + r] : work_.queries[first + r];
-      for (int c = 0; c < format.dim; ++c) buffers.plain[r][c] = plain[c] * factor;
-      q.plain[r] = buffers.plain[r];
-      q.pairs[r] = buffers.pairs[r];
-      q.group_sums[r] = buffers.sums[r];
+      const float* from = call_.query_of(coded ? call_.coded_query : call_.query, task_.row, kv_head(head), query_number(block, r));
+      float* values = q.given[r] ? q.given[r] : work_.scaled.plain[r];
+      for (int c = 0; c < format.dim; ++c) values[c] = from[c] * call_.scaling * factor;
+      q.plain[r] = values;
       q.unit[r] = 1.f;
       q.constant[r] = 0.f;
       if (format.scale_mode == ScaleMode::kChannel) continue;
       const int group = format.scale_mode == ScaleMode::kToken ? format.group : format.dim;
       if (is_integer(format.code)) {
-        const float largest = largest_magnitude<S>(buffers.plain[r], format.dim);
-        round_query<S>(format, buffers.plain[r], largest, group, q.pairs[r], &q.unit[r], buffers.sums[r]);
+        const float largest = largest_magnitude<S>(values, format.dim);
+        round_query<S>(format, values, largest, group, q.pairs[r], &q.unit[r], q.group_sums[r]);
       } else {
         for (int g = 0; g * group < format.dim; ++g) {
-          buffers.sums[r][g] = 0;
-          for (int c = g * group; c < (g + 1) * group; ++c) buffers.sums[r][g] += buffers.plain[r][c];
+          q.group_sums[r][g] = 0;
+          for (int c = g * group; c < (g + 1) * group; ++c) q.group_sums[r][g] += values[c];
         }
       }
       // Offset codes without scales of tokens: what the offset takes is the same for all tokens.
       if (format.scale_mode == ScaleMode::kNone && format.offset != 0)
-        q.constant[r] = -format.offset * q.unit[r] * buffers.sums[r][0];
+        q.constant[r] = -format.offset * q.unit[r] * q.group_sums[r][0];
     }
-  }
-
-  void block(int first, int rows, std::int64_t begin, std::int64_t end, Partial* partials) {
-    const int num_keys = call_.num_keys;
-    KeyQueries prepared[kMaxSegments];
-    for (int k = 0; k < num_keys; ++k)
-      if (call_.keys[k].begin < end && call_.keys[k].end > begin)
-        prepare(call_.keys[k], first, rows, prepared[k], work_.keys[k]);
-    const int room = coded_room();
-    float* sums[kMaxRows];
-    float* coded[kMaxRows];
-    float* constants[kMaxRows];
-    for (int r = 0; r < rows; ++r) {
-      sums[r] = partials[first + r].sums;
-      coded[r] = work_.coded[r];
-      constants[r] = work_.constants[r];
-      memset(coded[r], 0, sizeof(float) * static_cast<std::size_t>(room));
-      memset(constants[r], 0, sizeof(work_.constants[r]));
-    }
-    const TileFormat* coded_format = nullptr;
-    float coded_factor = 1.f;
-    float* scores[kMaxRows];
-    for (int r = 0; r < rows; ++r) scores[r] = work_.scores[r];
-    for (std::int64_t low = begin; low < end;) {
-      const std::int64_t high = smaller(end, next_bound(low));
-      for (int k = 0; k < num_keys; ++k)
-        key_pages(call_.keys[k], prepared[k], work_.keys[k], low, high, scores);
-      for (int r = 0; r < rows; ++r) {
-        Partial& partial = partials[first + r];
-        const float shrink = soften(first + r, low, high, scores[r], partial);
-        if (shrink != 1.f) {
-          rescale(sums[r], call_.value_dim, shrink);
-          rescale(coded[r], room, shrink);
-          for (int g = 0; g < kMaxGroups; ++g) constants[r][g] *= shrink;
-        }
-      }
-      for (int k = 0; k < call_.num_values; ++k) {
-        const Segment& segment = call_.values[k];
-        const bool plain = segment.format->is_float();
-        if (!plain && segment.begin < high && segment.end > low) {
-          coded_format = segment.format;
-          coded_factor = segment.head_scale ? segment.head_scale[kv_head_] : 1.f;
-        }
-        value_pages(segment, rows, low, high, scores, plain ? sums : coded, constants);
-      }
-      low = high;
-    }
-    if (coded_format)
-      for (int r = 0; r < rows; ++r)
-        channel_sums<S>(*coded_format, coded[r], constants[r], coded_factor, partials[first + r].coded_sums);
-  }
-
-  // Sums that coded values take, whichever format they have.
-  int coded_room() const {
-    int room = 0;
-    for (int k = 0; k < call_.num_values; ++k)
-      if (!call_.values[k].format->is_float()) room = larger(room, num_sums<S>(*call_.values[k].format));
-    return room;
   }
 
   // Chunks end where pages of coded keys end, so that no line of keys is read twice.
@@ -208,66 +174,32 @@ class HeadAttention {
     return low + kChunkTokens;
   }
 
-  const std::uint8_t* tile_of(const Segment& segment, std::int64_t page) const {
-    return reinterpret_cast<const std::uint8_t*>(segment.pages[row_ * segment.row_stride + page]) +
-           static_cast<std::size_t>(kv_head_) * segment.format->tile_nbytes;
+  const std::uint8_t* tile_of(const Segment& segment, std::int64_t page, int head) const {
+    return reinterpret_cast<const std::uint8_t*>(segment.pages[task_.row * segment.row_stride + page]) +
+           static_cast<std::size_t>(kv_head(head)) * segment.format->tile_nbytes;
   }
 
-  // Bytes from a page's tile to the one that is asked for while it is read; 0 behind the last.
-  std::ptrdiff_t ahead_of(const Segment& segment, std::int64_t page) const {
-    const std::int64_t next = page + kPagesAhead;
-    const bool is_there = segment.start + next * segment.format->page_tokens < segment.end;
-    return is_there ? tile_of(segment, next) - tile_of(segment, page) : 0;
-  }
-
-  void key_pages(const Segment& segment, KeyQueries& q, KeyBuffers& buffers, std::int64_t low, std::int64_t high,
-                 float* const* scores) {
+  // Calls body(tile, bytes from it to the one that is asked for meanwhile or 0, head, place of column `low` as seen from the
+  // page's first, first and last place that count) for the tiles of a segment's columns low to high - 1.
+  template <class F>
+  void for_each_tile(const Segment& segment, std::int64_t low, std::int64_t high, F&& body) {
     const std::int64_t begin = larger(low, segment.begin), end = smaller(high, segment.end);
     if (begin >= end) return;
     const TileFormat& format = *segment.format;
     const int page = format.page_tokens;
-    const auto function = detail::stages_of<S>(format.code, q.rows).key;
     for (std::int64_t p = (begin - segment.start) / page; segment.start + p * page < end; ++p) {
       const std::int64_t base = segment.start + p * page;
       const int first = static_cast<int>(larger<std::int64_t>(begin - base, 0));
       const int last = static_cast<int>(smaller<std::int64_t>(end - base, page));
-      const std::uint8_t* tile = tile_of(segment, p);
-      const std::ptrdiff_t ahead = ahead_of(segment, p);
-      float* out[kMaxRows];
-      for (int r = 0; r < q.rows; ++r) out[r] = scores[r] + (base - low);
-      if (format.is_float() && page % kBlockTokens) {
-        detail::row_scores<S>(format, tile, first, last, q, out);
-      } else if (format.scale_mode == ScaleMode::kChannel) {
-        for (int at = first; at < last;) {
-          const int block = at / format.block_tokens, stop = smaller(last, (block + 1) * format.block_tokens);
-          fold_channel_scales<S>(format, tile, block, q, buffers);
-          function(format, tile, at, stop, q, out, ahead);
-          at = stop;
-        }
-      } else {
-        function(format, tile, first, last, q, out, ahead);
+      for (int head = 0; head < task_.heads; ++head) {
+        const std::uint8_t* tile = tile_of(segment, p, head);
+        const int next = head + kTilesAhead;
+        const std::int64_t next_page = p + next / task_.heads;
+        const bool is_there = segment.start + next_page * page < segment.end;
+        const std::ptrdiff_t ahead = is_there ? tile_of(segment, next_page, next % task_.heads) - tile : 0;
+        body(tile, ahead, head, base - low, first, last);
+        if (ahead) prefetch_parameters(format, tile + ahead);
       }
-      if (ahead) prefetch_parameters(format, tile + ahead);
-    }
-  }
-
-  void value_pages(const Segment& segment, int rows, std::int64_t low, std::int64_t high, float* const* weights,
-                   float* const* sums, float* const* constants) {
-    const std::int64_t begin = larger(low, segment.begin), end = smaller(high, segment.end);
-    if (begin >= end) return;
-    const TileFormat& format = *segment.format;
-    const int page = format.page_tokens;
-    const auto function = detail::stages_of<S>(format.code, rows).value;
-    for (std::int64_t p = (begin - segment.start) / page; segment.start + p * page < end; ++p) {
-      const std::int64_t base = segment.start + p * page;
-      const int first = static_cast<int>(larger<std::int64_t>(begin - base, 0));
-      const int last = static_cast<int>(smaller<std::int64_t>(end - base, page));
-      const std::uint8_t* tile = tile_of(segment, p);
-      const std::ptrdiff_t ahead = ahead_of(segment, p);
-      float* own[kMaxRows];
-      for (int r = 0; r < rows; ++r) own[r] = weights[r] + (base - low);
-      function(format, tile, first, last, own, sums, constants, work_.values, ahead);
-      if (ahead) prefetch_parameters(format, tile + ahead);
     }
   }
 
@@ -276,13 +208,82 @@ class HeadAttention {
       prefetch(tile + at);
   }
 
+  void key_pages(int number, std::int64_t low, std::int64_t high) {
+    const Segment& segment = call_.keys[number];
+    const TileFormat& format = *segment.format;
+    for_each_tile(segment, low, high, [&](const std::uint8_t* tile, std::ptrdiff_t ahead, int head, std::int64_t place,
+                                          int first, int last) {
+      for (int b = 0; b < room_.blocks; ++b, ahead = 0) {
+        QueryBlock& block = room_.queries[head * room_.blocks + b];
+        float* out[kMaxRows];
+        for (int r = 0; r < block.rows; ++r) out[r] = block.scores[r] + place;
+        tile_scores(format, tile, first, last, keys_of(number, head, block), out, ahead);
+      }
+    });
+  }
+
+  void tile_scores(const TileFormat& format, const std::uint8_t* tile, int first, int last, KeyQueries& q,
+                   float* const* scores, std::ptrdiff_t ahead) {
+    const auto function = detail::stages_of<S>(format.code, q.rows).key;
+    if (format.is_float() && format.page_tokens % kBlockTokens) {
+      detail::row_scores<S>(format, tile, first, last, q, scores);
+    } else if (format.scale_mode == ScaleMode::kChannel) {
+      for (int at = first; at < last;) {
+        const int block = at / format.block_tokens, stop = smaller(last, (block + 1) * format.block_tokens);
+        fold_channel_scales<S>(format, tile, block, q, work_.scaled);
+        function(format, tile, at, stop, q, scores, ahead);
+        at = stop;
+      }
+    } else {
+      function(format, tile, first, last, q, scores, ahead);
+    }
+  }
+
+  void value_pages(const Segment& segment, std::int64_t low, std::int64_t high) {
+    const TileFormat& format = *segment.format;
+    const bool plain = format.is_float();
+    if (!plain && segment.begin < high && segment.end > low) coded_values_ = &segment;
+    for_each_tile(segment, low, high, [&](const std::uint8_t* tile, std::ptrdiff_t ahead, int head, std::int64_t place,
+                                          int first, int last) {
+      for (int b = 0; b < room_.blocks; ++b, ahead = 0) {
+        QueryBlock& block = room_.queries[head * room_.blocks + b];
+        float *weights[kMaxRows], *sums[kMaxRows];
+        for (int r = 0; r < block.rows; ++r) {
+          weights[r] = block.scores[r] + place;
+          sums[r] = plain ? partial_of(head, block, r).sums : block.coded[r];
+        }
+        detail::stages_of<S>(format.code, block.rows)
+            .value(format, tile, first, last, weights, sums, block.constants, work_.values, ahead);
+      }
+    });
+  }
+
+  void add_coded_sums(int head, QueryBlock& block) {
+    if (!coded_values_) return;
+    for (int r = 0; r < block.rows; ++r)
+      channel_sums<S>(*coded_values_->format, block.coded[r], block.constants[r], head_factor(*coded_values_, head),
+                      partial_of(head, block, r).coded_sums);
+  }
+
+  // Scores of a chunk become weights; sums of earlier chunks shrink where a larger score was found.
+  void soften_block(int head, QueryBlock& block, std::int64_t low, std::int64_t high) {
+    for (int r = 0; r < block.rows; ++r) {
+      Partial& partial = partial_of(head, block, r);
+      const float shrink = soften(head, query_number(block, r), low, high, block.scores[r], partial);
+      if (shrink == 1.f) continue;
+      rescale(partial.sums, call_.value_dim, shrink);
+      rescale(block.coded[r], room_.coded_room, shrink);
+      for (int g = 0; g < kMaxGroups; ++g) block.constants[r][g] *= shrink;
+    }
+  }
+
   // Scores become weights exp(score - largest); returns what earlier sums are multiplied with.
-  float soften(int q, std::int64_t low, std::int64_t high, float* scores, Partial& partial) {
+  float soften(int head, int q, std::int64_t low, std::int64_t high, float* scores, Partial& partial) {
     using Floats = typename S::Floats;
     const int count = static_cast<int>(high - low);
     if (call_.softcap > 0)
       for (int i = 0; i < count; ++i) scores[i] = call_.softcap * tanhf(scores[i] / call_.softcap);
-    call_.mask_scores(row_, kv_head_ * call_.ratio + q / call_.queries, q % call_.queries, low, high, scores);
+    call_.mask_scores(task_.row, query_head(head, q), q % call_.queries, low, high, scores);
     const float closed = -kInfinity;
     const int padded = (count + S::kLanes - 1) / S::kLanes * S::kLanes;
     fill(scores + count, scores + padded, closed);
@@ -310,9 +311,10 @@ class HeadAttention {
   }
 
   const AttentionCall& call_;
-  int row_, kv_head_;
+  const RangeTask& task_;
   Workspace& work_;
-  int queries_;
+  TaskRoom room_;
+  const Segment* coded_values_ = nullptr;
 };
 
 }  // namespace KVASSAY_ISA

@@ -10,7 +10,6 @@ namespace kvassay {
 constexpr int kMaxDim = 1024;
 constexpr int kMaxSegments = 4;  // sinks, coded tokens, tail; one more after a cut
 constexpr int kMaxQueries = 64;  // of one KV head
-constexpr int kMaxSums = 2 * kMaxDim;
 constexpr int kMaxRows = 4;    // queries that are worked on together
 constexpr int kMaxGroups = 32;  // of channels
 
@@ -56,6 +55,14 @@ struct Partial {
   float total;
   float* sums;        // [value_dim], in the order of channels
   float* coded_sums;  // the same, of coded values; may be `sums`
+};
+
+// What one thread works on at a time: some KV heads of a row, some of the queries of each, over a range of columns.
+struct RangeTask {
+  int row, first_head, heads, first_query, queries;
+  std::int64_t begin, end;
+  Partial* partials;           // of the first head's query 0
+  std::int64_t head_partials;  // from one head's to the next
 };
 
 }  // namespace kvassay

@@ -39,12 +39,34 @@ AttendRange attend_of(const std::string& name) {
 // Ranges begin at fixed columns: a row's result depends neither on the other rows nor on the number of threads.
 constexpr std::int64_t kRangeTokens = 4096;
 
-static_assert(sizeof(Workspace) < 1 << 20, "a thread works in less than 1 MiB");
+static_assert(sizeof(Workspace) + kTaskNbytes < 1 << 20, "a thread works in less than 1 MiB");
 
-Workspace& workspace_of_thread() {
+Workspace& workspace_of_thread(std::size_t task_nbytes) {
   thread_local std::unique_ptr<Workspace> work;
+  thread_local std::vector<std::uint8_t> memory;
   if (!work) work.reset(new Workspace);
+  if (memory.size() < task_nbytes + 64) memory.resize(task_nbytes + 64);
+  work->memory = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
   return *work;
+}
+
+// How a call is cut into tasks: results depend on the ranges of columns alone, so the rest is free.
+struct Cut {
+  int heads;    // KV heads of a task
+  int queries;  // of each
+};
+
+Cut cut_of(const AttentionCall& call, int num_ranges, int threads) {
+  const int queries = call.ratio * call.queries;
+  Cut cut{1, queries};
+  while (cut.queries > kMaxRows && task_nbytes(call, 1, cut.queries) > kTaskNbytes) cut.queries -= kMaxRows;
+  // More heads in a task read memory in longer stretches; enough tasks keep every thread busy.
+  const auto tasks = [&](int heads) { return static_cast<std::int64_t>(call.rows) * num_ranges * ((call.kv_heads + heads - 1) / heads); };
+  const int enough = threads > 1 ? 4 * threads : 1;
+  while (cut.queries == queries && cut.heads < call.kv_heads && tasks(cut.heads + 1) >= enough &&
+         task_nbytes(call, cut.heads + 1, queries) <= kTaskNbytes)
+    ++cut.heads;
+  return cut;
 }
 
 void merge(const AttentionCall& call, const Partial* ranges, int num_ranges, int queries, int q, float* out,
@@ -82,20 +104,33 @@ void attend(const AttentionCall& call, int threads, const std::string& instructi
   const int queries = call.ratio * call.queries;
   const std::int64_t first_range = call.first_column / kRangeTokens;
   const int num_ranges = static_cast<int>((call.columns + kRangeTokens - 1) / kRangeTokens - first_range);
-  const int heads = call.rows * call.kv_heads, items = heads * num_ranges;
-  std::vector<Partial> partials(static_cast<std::size_t>(items) * queries);
+  const int heads = call.rows * call.kv_heads;
+  std::vector<Partial> partials(static_cast<std::size_t>(heads) * num_ranges * queries);
   const std::size_t apart = call.coded_out ? 2 : 1, dim = static_cast<std::size_t>(call.value_dim);
   std::vector<float> sums(partials.size() * dim * apart);
   for (std::size_t i = 0; i < partials.size(); ++i) {
     partials[i].sums = sums.data() + i * apart * dim;
     partials[i].coded_sums = partials[i].sums + (apart - 1) * dim;
   }
-  parallel_items(items, threads, [&](int item) {
-    const int head = item / num_ranges, range = item % num_ranges;
+  const Cut cut = cut_of(call, num_ranges, threads);
+  const int head_groups = (call.kv_heads + cut.heads - 1) / cut.heads, query_groups = (queries + cut.queries - 1) / cut.queries;
+  const std::size_t nbytes = task_nbytes(call, cut.heads, cut.queries);
+  parallel_items(call.rows * num_ranges * head_groups * query_groups, threads, [&](int item) {
+    RangeTask task;
+    const int query_group = item % query_groups, head_group = item / query_groups % head_groups;
+    const int range = item / query_groups / head_groups % num_ranges;
+    task.row = item / query_groups / head_groups / num_ranges;
+    task.first_head = head_group * cut.heads;
+    task.heads = std::min(cut.heads, call.kv_heads - task.first_head);
+    task.first_query = query_group * cut.queries;
+    task.queries = std::min(cut.queries, queries - task.first_query);
     const std::int64_t bound = (first_range + range) * kRangeTokens;
-    const std::int64_t begin = std::max(bound, call.first_column), end = std::min(bound + kRangeTokens, call.columns);
-    attend_range(call, head / call.kv_heads, head % call.kv_heads, begin, end,
-                 partials.data() + static_cast<std::size_t>(item) * queries, workspace_of_thread());
+    task.begin = std::max(bound, call.first_column);
+    task.end = std::min(bound + kRangeTokens, call.columns);
+    task.head_partials = static_cast<std::int64_t>(num_ranges) * queries;
+    const std::size_t first = static_cast<std::size_t>(task.row * call.kv_heads + task.first_head);
+    task.partials = partials.data() + (first * num_ranges + range) * static_cast<std::size_t>(queries);
+    attend_range(call, task, workspace_of_thread(nbytes));
   });
   parallel_items(heads, threads, [&](int head) {
     const Partial* ranges = partials.data() + static_cast<std::size_t>(head) * num_ranges * queries;

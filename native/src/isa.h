@@ -5,9 +5,8 @@
 
 namespace kvassay {
 
-// Attention of the queries of one KV head of one row over columns begin to end - 1; one Partial a query.
-using AttendRange = void (*)(const AttentionCall& call, int row, int kv_head, std::int64_t begin, std::int64_t end,
-                             Partial* partials, Workspace& work);
+// Attention of a task's queries over its columns; one Partial a query.
+using AttendRange = void (*)(const AttentionCall& call, const RangeTask& task, Workspace& work);
 
 struct InstructionSet {
   const char* name;
@@ -16,16 +15,16 @@ struct InstructionSet {
 };
 
 namespace avx512 {
-void attend(const AttentionCall&, int, int, std::int64_t, std::int64_t, Partial*, Workspace&);
+void attend(const AttentionCall&, const RangeTask&, Workspace&);
 }
 namespace avx2 {
-void attend(const AttentionCall&, int, int, std::int64_t, std::int64_t, Partial*, Workspace&);
+void attend(const AttentionCall&, const RangeTask&, Workspace&);
 }
 namespace neon {
-void attend(const AttentionCall&, int, int, std::int64_t, std::int64_t, Partial*, Workspace&);
+void attend(const AttentionCall&, const RangeTask&, Workspace&);
 }
 namespace generic {
-void attend(const AttentionCall&, int, int, std::int64_t, std::int64_t, Partial*, Workspace&);
+void attend(const AttentionCall&, const RangeTask&, Workspace&);
 }
 
 }  // namespace kvassay

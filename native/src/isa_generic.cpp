@@ -6,9 +6,8 @@
 namespace kvassay {
 namespace generic {
 
-void attend(const AttentionCall& call, int row, int kv_head, std::int64_t begin, std::int64_t end, Partial* partials,
-            Workspace& work) {
-  HeadAttention<Simd>(call, row, kv_head, work).run(begin, end, partials);
+void attend(const AttentionCall& call, const RangeTask& task, Workspace& work) {
+  RangeAttention<Simd>(call, task, work).run();
 }
 
 }  // namespace generic

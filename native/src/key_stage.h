@@ -13,16 +13,6 @@
 namespace kvassay {
 namespace KVASSAY_ISA {
 
-// Up to kMaxRows queries, made ready for one format of keys.
-struct KeyQueries {
-  int rows = 0;
-  const float* plain[kMaxRows] = {};        // in the order of codes, multiplied by the softmax scale
-  std::int16_t* pairs[kMaxRows] = {};       // as pair16 takes them
-  float unit[kMaxRows] = {};                // what one step of `pairs` is worth
-  float* group_sums[kMaxRows] = {};         // sum of the steps over each group of channels
-  float constant[kMaxRows] = {};            // score that offset and minimum of channel scales add
-};
-
 // The largest step with which no sum over `dim` products leaves 32 bits.
 inline float largest_step(int dim, int largest_code) {
   return smaller(32767.f, floorf(2147483000.f / (static_cast<float>(dim) * static_cast<float>(largest_code))));
@@ -91,7 +81,7 @@ KV_INLINE float largest_magnitude(const float* values, int dim) {
 // Channel scales multiply the queries, once for each block of tokens.
 template <class S>
 void fold_channel_scales(const TileFormat& format, const std::uint8_t* tile, int block, KeyQueries& q,
-                         KeyBuffers& buffers) {
+                         ScaledQueries& scaled) {
   using Floats = typename S::Floats;
   const int index = block * format.dim;
   Floats most[kMaxRows], constant[kMaxRows];
@@ -103,10 +93,10 @@ void fold_channel_scales(const TileFormat& format, const std::uint8_t* tile, int
       minimum = S::add(minimum, load_parameter<S>(tile + format.minimums_offset, index + c, format.scale_type));
     unroll<kMaxRows>([&](auto r) KV_LAMBDA {
       if (r >= q.rows) return;
-      const Floats value = S::loadf(buffers.plain[r] + c), product = S::mul(value, scale);
+      const Floats value = S::loadf(q.given[r] + c), product = S::mul(value, scale);
       most[r] = S::max(most[r], S::absolute(product));
       constant[r] = S::fma(value, minimum, constant[r]);
-      S::storef(buffers.scaled[r] + c, product);
+      S::storef(scaled.plain[r] + c, product);
     });
   }
   unroll<kMaxRows>([&](auto r) KV_LAMBDA {
@@ -114,9 +104,10 @@ void fold_channel_scales(const TileFormat& format, const std::uint8_t* tile, int
     q.constant[r] = S::reduce_add(constant[r]);
     if (is_integer(format.code)) {
       float sum;
-      round_query<S>(format, buffers.scaled[r], S::reduce_max(most[r]), format.dim, q.pairs[r], &q.unit[r], &sum);
+      q.pairs[r] = scaled.pairs[r];
+      round_query<S>(format, scaled.plain[r], S::reduce_max(most[r]), format.dim, q.pairs[r], &q.unit[r], &sum);
     } else {
-      q.plain[r] = buffers.scaled[r];
+      q.plain[r] = scaled.plain[r];
     }
   });
 }
@@ -132,6 +123,7 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
   const bool grouped = format.scale_mode == ScaleMode::kToken;
   const int groups = format.groups(), group_words = words / groups;
   const std::uint8_t* lines = tile + static_cast<std::size_t>(block) * words * 64;
+  const std::uint8_t* next = lines + ahead;
   Floats total[kVectors * kRows];
   unroll<kVectors * kRows>([&](auto i) KV_LAMBDA { total[i] = S::zero(); });
   for (int g = 0; g < groups; ++g) {
@@ -142,8 +134,9 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
       unroll<kVectors>([&](auto v) KV_LAMBDA {
         const std::uint8_t* line = lines + (static_cast<std::size_t>(v * kLanes / kBlockTokens) * words + w) * 64;
         word[v] = S::load(line + v * kLanes % kBlockTokens * 4);
-        if constexpr (v * kLanes % kBlockTokens == 0) prefetch(line + ahead);
+        if constexpr (v * kLanes % kBlockTokens == 0) prefetch(next + v * kLanes * 4);
       });
+      next += kVectors * kLanes * 4;
       unroll<kPerByte * 2>([&](auto part) KV_LAMBDA {
         constexpr int kSub = part / 2, kOdd = part % 2;
         unroll<kVectors>([&](auto v) KV_LAMBDA {

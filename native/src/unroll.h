@@ -30,9 +30,9 @@ KV_INLINE void unroll(F&& body) {
   Indices<kCount>::each(body);
 }
 
-// A tile is asked for so many pages before it is read, and into the second level of cache: the first holds few requests at a
-// time, and what waits for memory there stops what is at hand.
-constexpr int kPagesAhead = 2;
+// So many tiles ahead of the one that is read, memory is asked for, and into the second level of cache: the first holds few
+// requests at a time, and what waits for memory there stops what is at hand.
+constexpr int kTilesAhead = 2;
 KV_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 constexpr float kInfinity = __builtin_inff();

@@ -58,13 +58,15 @@ KV_INLINE void integer_sums(const std::uint8_t* tile, int columns, int column, i
   Ints sum[kVectors * kPerByte * kRows];
   unroll<kVectors * kPerByte * kRows>([&](auto i) KV_LAMBDA { sum[i] = S::zero_ints(); });
   const std::uint8_t* place = tile + static_cast<std::size_t>(column) * 4;
+  const std::uint8_t* next = tile + ahead + static_cast<std::size_t>(column) * (high - low) * 4;
   for (int quad = low; quad < high; ++quad) {
     const std::uint8_t* row = place + static_cast<std::size_t>(quad) * columns * 4;
     Ints word[kVectors];
     unroll<kVectors>([&](auto v) KV_LAMBDA {
       word[v] = lanes == kLanes ? S::load(row + v * kLanes * 4) : S::load_first(row, lanes);
-      if constexpr (v * kLanes % 16 == 0) prefetch(row + v * kLanes * 4 + ahead);
+      if constexpr (v * kLanes % 16 == 0) prefetch(next + v * kLanes * 4);
     });
+    next += kVectors * kLanes * 4;
     unroll<kPerByte * 2>([&](auto part) KV_LAMBDA {
       constexpr int kSub = part / 2, kOdd = part % 2;
       unroll<kVectors>([&](auto v) KV_LAMBDA {
@@ -208,14 +210,6 @@ void value_stage(const TileFormat& format, const std::uint8_t* tile, int first, 
       }
     }
   }
-}
-
-// Sums of a format in the order of lanes.
-template <class S>
-KV_INLINE int num_sums(const TileFormat& format) {
-  const int per_byte = codes_per_byte(format.code), groups = format.groups();
-  const int group_columns = format.dim / per_byte / groups;
-  return groups * ((group_columns + S::kLanes - 1) / S::kLanes) * per_byte * S::kLanes;
 }
 
 // Adds sums in the order of lanes, times `factor`, to sums in the order of channels.
