@@ -129,7 +129,7 @@ class RangeAttention {
       memset(partial.sums, 0, nbytes);
       memset(partial.coded_sums, 0, nbytes);
       memset(block.coded[r], 0, sizeof(float) * static_cast<std::size_t>(room_.coded_room));
-      memset(block.constants[r], 0, sizeof(float) * kMaxGroups);
+      memset(block.constants[r], 0, sizeof(float) * static_cast<std::size_t>(room_.constants));
     }
   }
 
@@ -149,7 +149,7 @@ class RangeAttention {
       const int group = format.scale_mode == ScaleMode::kToken ? format.group : format.dim;
       if (is_integer(format.code)) {
         const float largest = largest_magnitude<S>(values, format.dim);
-        round_query<S>(format, values, largest, group, q.pairs[r], &q.unit[r], q.group_sums[r]);
+        round_query<S>(format, values, largest, group, q.steps[r], &q.unit[r], q.group_sums[r]);
       } else {
         for (int g = 0; g * group < format.dim; ++g) {
           q.group_sums[r][g] = 0;
@@ -273,7 +273,7 @@ class RangeAttention {
       if (shrink == 1.f) continue;
       rescale(partial.sums, call_.value_dim, shrink);
       rescale(block.coded[r], room_.coded_room, shrink);
-      for (int g = 0; g < kMaxGroups; ++g) block.constants[r][g] *= shrink;
+      rescale(block.constants[r], room_.constants, shrink);
     }
   }
 

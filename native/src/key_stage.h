@@ -7,68 +7,55 @@
 #include <string.h>
 
 #include "call.h"
-#include "elements.h"
+#include "products.h"
 #include "workspace.h"
 
 namespace kvassay {
 namespace KVASSAY_ISA {
 
-// The largest step with which no sum over `dim` products leaves 32 bits.
-inline float largest_step(int dim, int largest_code) {
-  return smaller(32767.f, floorf(2147483000.f / (static_cast<float>(dim) * static_cast<float>(largest_code))));
-}
-
-inline int largest_code(Code code) {
-  return code == Code::kInt8 ? 128 : (1 << code_bits(code)) - 1;
-}
-
-// Place in `pairs` of the code number `element` of a word: dot2 multiplies bytes k and k + 2 of a word together.
-constexpr int pair_place(Code code, int element) {
-  const int per_byte = codes_per_byte(code), byte = element / per_byte, sub = element % per_byte;
-  return (sub * 2 + byte % 2) * 2 + byte / 2;
-}
-
-// For each lane of a vector of codes in the order of pairs, the lane of the channel that stands there.
+// For each lane of a vector of codes in the order of steps, the lane of the channel that stands there.
 template <class S>
-KV_INLINE typename S::Ints pair_order(Code code) {
+KV_INLINE typename S::Ints step_order(Code code) {
   const int per_word = codes_per_word(code);
   alignas(64) std::int32_t order[S::kLanes];
   for (int lane = 0; lane < S::kLanes; ++lane) order[lane] = lane;
   for (int word = 0; per_word <= S::kLanes && word < S::kLanes; word += per_word)
-    for (int e = 0; e < per_word; ++e) order[word + pair_place(code, e)] = word + e;
+    for (int e = 0; e < per_word; ++e) order[word + step_place<S>(code, e)] = word + e;
   return S::load(order);
 }
 
-// Integer steps in the order of channels go into the order of pairs.
-inline void order_pairs(Code code, const std::int16_t* steps, int dim, std::int16_t* pairs) {
+// Integer steps in the order of channels go into the order in which words of codes take them.
+template <class S>
+void order_steps(Code code, const std::int16_t* steps, int dim, std::int16_t* to) {
   const int per_word = codes_per_word(code);
   for (int w = 0; w < dim; w += per_word)
-    for (int e = 0; e < per_word; ++e) pairs[w + pair_place(code, e)] = steps[w + e];
+    for (int e = 0; e < per_word; ++e) to[w + step_place<S>(code, e)] = steps[w + e];
 }
 
-// Round `values`, dim floats up to `largest`, to 16-bit steps in the order of pairs; `sums` gets the steps of each group
+// Rounds `values`, dim floats up to `largest`, to 16-bit steps as Products takes them; `sums` gets the steps of each group
 // added up.
 template <class S>
-void round_query(const TileFormat& format, const float* values, float largest, int group, std::int16_t* pairs, float* unit,
+void round_query(const TileFormat& format, const float* values, float largest, int group, std::int16_t* steps, float* unit,
                  float* sums) {
   using Floats = typename S::Floats;
-  const float steps = largest_step(format.dim, largest_code(format.code));
-  const Floats inverse = S::set(largest > 0 ? steps / largest : 0.f);
-  *unit = largest / steps;
+  const float most = largest_step<S>(format.code, format.dim);
+  const Floats inverse = S::set(largest > 0 ? most / largest : 0.f);
+  *unit = largest / most;
   const bool by_vector = S::kReorders && codes_per_word(format.code) <= S::kLanes;
-  const auto order = pair_order<S>(format.code);
+  const auto order = step_order<S>(format.code);
   alignas(64) std::int16_t plain[kMaxDim];
-  std::int16_t* to = by_vector ? pairs : plain;
   for (int g = 0; g * group < format.dim; ++g) {
     Floats sum = S::zero();
     for (int c = g * group; c < (g + 1) * group; c += S::kLanes) {
       const Floats rounded = S::round(S::mul(S::loadf(values + c), inverse));
       sum = S::add(sum, rounded);
-      S::store_int16(to + c, by_vector ? S::reorder(rounded, order) : rounded);
+      if (!by_vector) S::store_int16(plain + c, rounded);
+      else if (S::kHasDot4 && format.bits() < 8) S::store_quads(steps + c, S::reorder(rounded, order));
+      else S::store_int16(steps + c, S::reorder(rounded, order));
     }
     sums[g] = S::reduce_add(sum);
   }
-  if (!by_vector) order_pairs(format.code, plain, format.dim, pairs);
+  if (!by_vector) order_steps<S>(format.code, plain, format.dim, steps);
 }
 
 template <class S>
@@ -104,8 +91,8 @@ void fold_channel_scales(const TileFormat& format, const std::uint8_t* tile, int
     q.constant[r] = S::reduce_add(constant[r]);
     if (is_integer(format.code)) {
       float sum;
-      q.pairs[r] = scaled.pairs[r];
-      round_query<S>(format, scaled.plain[r], S::reduce_max(most[r]), format.dim, q.pairs[r], &q.unit[r], &sum);
+      q.steps[r] = scaled.steps[r];
+      round_query<S>(format, scaled.plain[r], S::reduce_max(most[r]), format.dim, q.steps[r], &q.unit[r], &sum);
     } else {
       q.plain[r] = scaled.plain[r];
     }
@@ -118,7 +105,8 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
                               float* const* out, std::ptrdiff_t ahead) {
   using Ints = typename S::Ints;
   using Floats = typename S::Floats;
-  constexpr int kPerByte = codes_per_byte(kCode), kPerWord = codes_per_word(kCode), kLanes = S::kLanes;
+  using P = Products<S, kCode>;
+  constexpr int kPerWord = codes_per_word(kCode), kLanes = S::kLanes;
   const int words = format.words();
   const bool grouped = format.scale_mode == ScaleMode::kToken;
   const int groups = format.groups(), group_words = words / groups;
@@ -127,8 +115,8 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
   Floats total[kVectors * kRows];
   unroll<kVectors * kRows>([&](auto i) KV_LAMBDA { total[i] = S::zero(); });
   for (int g = 0; g < groups; ++g) {
-    Ints sum[kVectors * kRows];
-    unroll<kVectors * kRows>([&](auto i) KV_LAMBDA { sum[i] = S::zero_ints(); });
+    typename P::Sum sum[kVectors * kRows];
+    unroll<kVectors * kRows>([&](auto i) KV_LAMBDA { sum[i] = P::zero(); });
     for (int w = g * group_words; w < (g + 1) * group_words; ++w) {
       Ints word[kVectors];
       unroll<kVectors>([&](auto v) KV_LAMBDA {
@@ -137,13 +125,11 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
         if constexpr (v * kLanes % kBlockTokens == 0) prefetch(next + v * kLanes * 4);
       });
       next += kVectors * kLanes * 4;
-      unroll<kPerByte * 2>([&](auto part) KV_LAMBDA {
-        constexpr int kSub = part / 2, kOdd = part % 2;
+      unroll<P::kParts>([&](auto part) KV_LAMBDA {
         unroll<kVectors>([&](auto v) KV_LAMBDA {
-          const Ints codes = pair16<S, kCode, kSub, kOdd>(word[v]);
+          const Ints codes = P::template codes<part>(word[v]);
           unroll<kRows>([&](auto r) KV_LAMBDA {
-            const Ints steps = S::broadcast_word(q.pairs[r] + w * kPerWord + part * 2);
-            sum[v * kRows + r] = S::dot2(sum[v * kRows + r], codes, steps);
+            P::add(sum[v * kRows + r], codes, q.steps[r] + w * kPerWord + P::key_steps(part));
           });
         });
       });
@@ -159,10 +145,10 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
           const Floats steps = S::set(q.group_sums[r][g]);
           const Floats base = S::fma(S::mul(S::set(-format.offset), scale), steps, S::mul(minimum, steps));
           total[v * kRows + r] =
-              S::add(S::fma(S::to_floats(sum[v * kRows + r]), scale, base), total[v * kRows + r]);
+              S::add(S::fma(S::to_floats(P::total(sum[v * kRows + r])), scale, base), total[v * kRows + r]);
         });
       } else {
-        unroll<kRows>([&](auto r) KV_LAMBDA { total[v * kRows + r] = S::to_floats(sum[v * kRows + r]); });
+        unroll<kRows>([&](auto r) KV_LAMBDA { total[v * kRows + r] = S::to_floats(P::total(sum[v * kRows + r])); });
       }
     });
   }

@@ -114,6 +114,9 @@ struct Simd {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(x, x), 0xD8);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
+  // What quads of bytes would take (products.h).
+  static constexpr bool kHasDot4 = false;
+  static KV_INLINE void store_quads(std::int16_t*, Floats) {}
   // Rounded to nearest even, as 16-bit integers; of each quad the two in the middle change places.
   static KV_INLINE void store_pairs16(std::int16_t* p, Floats x) {
     store_narrow(p, _mm256_shuffle_epi32(_mm256_cvtps_epi32(x), 0xD8));

@@ -27,6 +27,7 @@ struct Simd {
     __builtin_memcpy(&word, p, 4);
     return _mm512_set1_epi32(word);
   }
+  static KV_INLINE Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
   static KV_INLINE Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
   static KV_INLINE Floats as_floats(Ints x) { return _mm512_castsi512_ps(x); }
   static KV_INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
@@ -45,6 +46,13 @@ struct Simd {
 
   // acc[lane] += sum of products of two pairs of 16-bit integers.
   static KV_INLINE Ints dot2(Ints acc, Ints a, Ints b) { return _mm512_dpwssd_epi32(acc, a, b); }
+  // acc[lane] += sum of products of four bytes without a sign and four with one.
+  static constexpr bool kHasDot4 = true;
+  static KV_INLINE Ints dot4(Ints acc, Ints codes, Ints steps) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(codes), "v"(steps));
+    return acc;
+  }
+  static KV_INLINE Ints mask8(Ints x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(mask))); }
 
   template <int kShift>
   static KV_INLINE Ints shift_right16(Ints x) {
@@ -89,6 +97,14 @@ struct Simd {
   static KV_INLINE Table load_table(const float* p) { return {loadf(p)}; }
   static KV_INLINE Floats look_up(Table table, Ints index) { return _mm512_permutexvar_ps(index, table.all); }
 
+  // Rounded to nearest even, as 16-bit steps in quads of bytes: [4 high bytes][4 low bytes] for each four lanes.
+  static KV_INLINE void store_quads(std::int16_t* p, Floats x) {
+    // high = (step + 128) >> 8; low = step - 256 * high, which is the low byte of step + 128 with its top bit flipped.
+    const __m512i half = _mm512_set1_epi32(128);
+    const __m512i raised = _mm512_xor_si512(_mm512_add_epi32(_mm512_cvtps_epi32(x), half), half);
+    const __m512i quads = _mm512_shuffle_epi8(raised, _mm512_set4_epi32(-1, -1, 0x0C080400, 0x0D090501));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(_mm512_maskz_compress_epi64(0x55, quads)));
+  }
   // Rounded to nearest even, as 16-bit integers; of each quad the two in the middle change places.
   static KV_INLINE void store_pairs16(std::int16_t* p, Floats x) {
     const __m512i ints = _mm512_shuffle_epi32(_mm512_cvtps_epi32(x), static_cast<_MM_PERM_ENUM>(0xD8));

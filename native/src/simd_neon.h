@@ -117,6 +117,9 @@ struct Simd {
     return vreinterpretq_f32_u8(vqtbl4q_u8(table.bytes, vreinterpretq_u8_u32(places)));
   }
 
+  // What quads of bytes would take (products.h).
+  static constexpr bool kHasDot4 = false;
+  static KV_INLINE void store_quads(std::int16_t*, Floats) {}
   // Rounded to nearest even, as 16-bit integers; of each quad the two in the middle change places.
   static KV_INLINE void store_pairs16(std::int16_t* p, Floats x) {
     const int16x4_t quad = vqmovn_s32(vcvtnq_s32_f32(x));

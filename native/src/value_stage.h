@@ -39,51 +39,74 @@ KV_INLINE void scale_weights(const TileFormat& format, const std::uint8_t* tile,
   }
   unroll<kRows>([&](auto r) KV_LAMBDA { largest[r] = S::reduce_max(most[r]); });
   if (format.has_minimum || format.offset != 0)
-    unroll<kRows>([&](auto r) KV_LAMBDA { constants[r][g] += S::reduce_add(base[r]); });
+    unroll<kRows>([&](auto r) KV_LAMBDA {
+      float* constant = constants[r] + g * S::kLanes;
+      S::storef(constant, S::add(S::loadf(constant), base[r]));
+    });
 }
 
-template <class S>
-KV_INLINE float round_weights(const float* scaled, int low, int high, float largest, float steps, std::int16_t* pairs) {
-  const float inverse = largest > 0 ? steps / largest : 0.f;
-  for (int t = low; t < high; t += S::kLanes) S::store_pairs16(pairs + t, S::mul(S::loadf(scaled + t), S::set(inverse)));
-  return largest / steps;
+// Weights become 16-bit steps; returns what one step is worth.
+template <class S, Code kCode>
+KV_INLINE float round_weights(const float* scaled, int low, int high, float largest, float most, std::int16_t* steps) {
+  const auto inverse = S::set(largest > 0 ? most / largest : 0.f);
+  for (int t = low; t < high; t += S::kLanes) {
+    const auto weights = S::mul(S::loadf(scaled + t), inverse);
+    if constexpr (takes_quads<S, kCode>()) S::store_quads(steps + t, weights);
+    else S::store_pairs16(steps + t, weights);
+  }
+  return largest / most;
 }
 
-// Integer codes: quads low to high of kVectors vectors of byte columns from `column` on.
-template <class S, Code kCode, int kRows, int kVectors>
-KV_INLINE void integer_sums(const std::uint8_t* tile, int columns, int column, int slot, int lanes, int low, int high,
-                            const ValueWork& work, float* const* sums, std::ptrdiff_t ahead) {
+// Integer codes: quads low to high of kVectors vectors of byte columns from `column` on; of each byte the codes number
+// kFirst to kFirst + kSubs - 1, so that sums stay in registers.
+template <class S, Code kCode, int kRows, int kVectors, int kFirst, int kSubs>
+KV_INLINE void sub_sums(const std::uint8_t* tile, int columns, int column, int slot, int lanes, int low, int high,
+                        const WeightSteps& weights, float* const* sums, std::ptrdiff_t ahead) {
   using Ints = typename S::Ints;
+  using P = Products<S, kCode>;
   constexpr int kPerByte = codes_per_byte(kCode), kLanes = S::kLanes;
-  Ints sum[kVectors * kPerByte * kRows];
-  unroll<kVectors * kPerByte * kRows>([&](auto i) KV_LAMBDA { sum[i] = S::zero_ints(); });
+  typename P::Sum sum[kVectors * kSubs * kRows];
+  unroll<kVectors * kSubs * kRows>([&](auto i) KV_LAMBDA { sum[i] = P::zero(); });
   const std::uint8_t* place = tile + static_cast<std::size_t>(column) * 4;
+  // Memory is asked for in the order in which it lies, which is not the order of the columns.
   const std::uint8_t* next = tile + ahead + static_cast<std::size_t>(column) * (high - low) * 4;
   for (int quad = low; quad < high; ++quad) {
     const std::uint8_t* row = place + static_cast<std::size_t>(quad) * columns * 4;
     Ints word[kVectors];
     unroll<kVectors>([&](auto v) KV_LAMBDA {
       word[v] = lanes == kLanes ? S::load(row + v * kLanes * 4) : S::load_first(row, lanes);
-      if constexpr (v * kLanes % 16 == 0) prefetch(next + v * kLanes * 4);
+      if constexpr (kFirst == 0 && v * kLanes % 16 == 0) prefetch(next + v * kLanes * 4);
     });
     next += kVectors * kLanes * 4;
-    unroll<kPerByte * 2>([&](auto part) KV_LAMBDA {
-      constexpr int kSub = part / 2, kOdd = part % 2;
-      unroll<kVectors>([&](auto v) KV_LAMBDA {
-        const Ints codes = pair16<S, kCode, kSub, kOdd>(word[v]);
-        unroll<kRows>([&](auto r) KV_LAMBDA {
-          constexpr int kPlace = (v * kPerByte + kSub) * kRows + r;
-          sum[kPlace] = S::dot2(sum[kPlace], codes, S::broadcast_word(work.pairs[r] + quad * 4 + kOdd * 2));
+    unroll<P::kParts>([&](auto part) KV_LAMBDA {
+      constexpr int kSub = P::sub_of(part) - kFirst;
+      if constexpr (kSub >= 0 && kSub < kSubs)
+        unroll<kVectors>([&](auto v) KV_LAMBDA {
+          const Ints codes = P::template codes<part>(word[v]);
+          unroll<kRows>([&](auto r) KV_LAMBDA {
+            P::add(sum[(v * kSubs + kSub) * kRows + r], codes, weights.steps[r] + quad * 4 + P::value_steps(part));
+          });
         });
-      });
     });
   }
-  unroll<kVectors * kPerByte>([&](auto part) KV_LAMBDA {
+  unroll<kVectors * kSubs>([&](auto part) KV_LAMBDA {
     unroll<kRows>([&](auto r) KV_LAMBDA {
-      float* out = sums[r] + (slot * kPerByte + part) * kLanes;
-      S::storef(out, S::fma(S::to_floats(sum[part * kRows + r]), S::set(work.unit[r]), S::loadf(out)));
+      constexpr int kPlace = part / kSubs * kPerByte + kFirst + part % kSubs;
+      float* out = sums[r] + (slot * kPerByte + kPlace) * kLanes;
+      S::storef(out, S::fma(S::to_floats(P::total(sum[part * kRows + r])), S::set(weights.unit[r]), S::loadf(out)));
     });
   });
+}
+
+template <class S, Code kCode, int kRows, int kVectors>
+KV_INLINE void integer_sums(const std::uint8_t* tile, int columns, int column, int slot, int lanes, int low, int high,
+                            const WeightSteps& weights, float* const* sums, std::ptrdiff_t ahead) {
+  constexpr int kPerByte = codes_per_byte(kCode);
+  constexpr bool kHalved = takes_quads<S, kCode>() && kPerByte * kRows > 8;  // quads have two sums for one
+  constexpr int kSubs = kHalved ? kPerByte / 2 : kPerByte;
+  sub_sums<S, kCode, kRows, kVectors, 0, kSubs>(tile, columns, column, slot, lanes, low, high, weights, sums, ahead);
+  if constexpr (kHalved)
+    sub_sums<S, kCode, kRows, kVectors, kSubs, kSubs>(tile, columns, column, slot, lanes, low, high, weights, sums, ahead);
 }
 
 // Codes that are multiplied as floats, in quads.
@@ -163,7 +186,7 @@ KV_INLINE void meant_weights(float* const* weights, int first, int last, int low
 }
 
 // Adds the tokens first to last - 1 of a page. `weights[row][token]` count from the first place of the page.
-// `constants[row][group]` collects what is the same for all channels of a group.
+// `constants[row][group][lane]` collects what is the same for all channels of a group.
 template <class S, Code kCode, int kRows>
 void value_stage(const TileFormat& format, const std::uint8_t* tile, int first, int last, float* const* weights,
                  float* const* sums, float* const* constants, ValueWork& work, std::ptrdiff_t ahead) {
@@ -186,25 +209,34 @@ void value_stage(const TileFormat& format, const std::uint8_t* tile, int first, 
     constexpr int kPerByte = codes_per_byte(kCode);
     const int columns = format.dim / kPerByte, groups = format.groups(), group_columns = columns / groups;
     const int low_quad = first / kQuadTokens, high_quad = (last + kQuadTokens - 1) / kQuadTokens;
-    for (int g = 0; g < groups; ++g) {
-      float largest[kRows];
-      scale_weights<S, kRows>(format, tile, g, low, high, given, work.scaled, constants, largest);
-      if constexpr (is_integer(kCode)) {
-        const float steps = largest_step(format.page_tokens, largest_code(kCode));
+    const int group_vectors = (group_columns + kLanes - 1) / kLanes;
+    if constexpr (is_integer(kCode)) {
+      // The steps of all groups first: products of one group need not wait for the weights of the next.
+      const float most = largest_step<S>(kCode, format.page_tokens);
+      for (int g = 0; g < groups; ++g) {
+        float largest[kRows];
+        scale_weights<S, kRows>(format, tile, g, low, high, given, work.scaled, constants, largest);
         for (int r = 0; r < kRows; ++r)
-          work.unit[r] = round_weights<S>(work.scaled[r], low, high, largest[r], steps, work.pairs[r]);
+          work.groups[g].unit[r] =
+              round_weights<S, kCode>(work.scaled[r], low, high, largest[r], most, work.groups[g].steps[r]);
       }
-      const int end = (g + 1) * group_columns;
-      int column = g * group_columns, slot = g * ((group_columns + kLanes - 1) / kLanes);
-      if constexpr (is_integer(kCode)) {
+      for (int g = 0; g < groups; ++g) {
+        const WeightSteps& steps = work.groups[g];
+        const int end = (g + 1) * group_columns;
+        int column = g * group_columns, slot = g * group_vectors;
         constexpr int kWide = kPerByte * kRows <= 4 ? 2 : 1;
         for (; column + kWide * kLanes <= end; column += kWide * kLanes, slot += kWide)
-          integer_sums<S, kCode, kRows, kWide>(tile, columns, column, slot, kLanes, low_quad, high_quad, work, sums, ahead);
+          integer_sums<S, kCode, kRows, kWide>(tile, columns, column, slot, kLanes, low_quad, high_quad, steps, sums, ahead);
         for (; column < end; column += kLanes, ++slot)
           integer_sums<S, kCode, kRows, 1>(tile, columns, column, slot, smaller(kLanes, end - column), low_quad, high_quad,
-                                           work, sums, ahead);
-      } else {
-        for (; column < end; column += kLanes, ++slot)
+                                           steps, sums, ahead);
+      }
+    } else {
+      for (int g = 0; g < groups; ++g) {
+        float largest[kRows];
+        scale_weights<S, kRows>(format, tile, g, low, high, given, work.scaled, constants, largest);
+        const int end = (g + 1) * group_columns;
+        for (int column = g * group_columns, slot = g * group_vectors; column < end; column += kLanes, ++slot)
           float_sums<S, kCode, kRows>(format, tile, columns, column, slot, smaller(kLanes, end - column), low_quad, high_quad,
                                       work, sums, ahead);
       }
@@ -219,13 +251,15 @@ void channel_sums(const TileFormat& format, const float* sums, const float* cons
   const int per_byte = codes_per_byte(format.code);
   const int groups = format.groups(), group_columns = format.dim / per_byte / groups;
   const int vectors = (group_columns + kLanes - 1) / kLanes;
-  for (int g = 0; g < groups; ++g)
+  for (int g = 0; g < groups; ++g) {
+    const float constant = S::reduce_add(S::loadf(constants + g * kLanes));
     for (int c = 0; c < group_columns; ++c)
       for (int sub = 0; sub < per_byte; ++sub) {
         const int slot = g * vectors + c / kLanes;
         const float sum = sums[(slot * per_byte + sub) * kLanes + c % kLanes];
-        out[(g * group_columns + c) * per_byte + sub] += factor * (sum + constants[g]);
+        out[(g * group_columns + c) * per_byte + sub] += factor * (sum + constant);
       }
+  }
 }
 
 }  // namespace KVASSAY_ISA

@@ -19,8 +19,8 @@ struct KeyQueries {
   int rows;
   float* given[kMaxRows];           // in the order of channels, multiplied by the softmax scale; null where not needed again
   const float* plain[kMaxRows];     // what codes are multiplied with as floats
-  std::int16_t* pairs[kMaxRows];    // the same in integer steps, as pair16 takes them
-  float unit[kMaxRows];             // what one step of `pairs` is worth
+  std::int16_t* steps[kMaxRows];    // the same in integer steps, as Products takes them
+  float unit[kMaxRows];             // what one step is worth
   float* group_sums[kMaxRows];      // sum of the steps over each group of channels
   float constant[kMaxRows];         // score that offset and minimum of channel scales add
 };
@@ -33,17 +33,21 @@ struct QueryBlock {
   float* constants[kMaxRows];
 };
 
-// Weights of a page's tokens times the scales of one group of channels, as floats and as integer steps.
+// Weights of a page's tokens times the scales of one group of channels, as integer steps.
+struct WeightSteps {
+  alignas(64) std::int16_t steps[kMaxRows][kMaxPageTokens];
+  float unit[kMaxRows];  // what one step is worth
+};
+
 struct ValueWork {
-  alignas(64) float scaled[kMaxRows][kMaxPageTokens];
-  alignas(64) std::int16_t pairs[kMaxRows][kMaxPageTokens];
-  float unit[kMaxRows];
+  alignas(64) float scaled[kMaxRows][kMaxPageTokens];  // of one group, as floats
+  WeightSteps groups[kMaxGroups];
 };
 
 // Queries times the scales of channels of the tile at hand, as floats and as integer steps.
 struct ScaledQueries {
   alignas(64) float plain[kMaxRows][kMaxDim];
-  alignas(64) std::int16_t pairs[kMaxRows][kMaxDim];
+  alignas(64) std::int16_t steps[kMaxRows][kMaxDim];
 };
 
 struct Workspace {
@@ -56,6 +60,7 @@ struct Workspace {
 struct TaskRoom {
   int blocks = 0;       // of each head's queries
   int coded_room = 0;   // floats of QueryBlock::coded
+  int constants = 0;    // floats of QueryBlock::constants: a vector for each group of channels
   KeyQueries* keys = nullptr;     // [segment][head][block]
   QueryBlock* queries = nullptr;  // [head][block]
 };
@@ -92,6 +97,7 @@ KV_INLINE TaskRoom lay_out(const AttentionCall& call, int heads, int queries, Ca
     const TileFormat& format = *call.values[k].format;
     const int needed = format.is_float() ? 0 : sums_room(format, kMostLanes);
     if (needed > room.coded_room) room.coded_room = needed;
+    if (!format.is_float() && kMostLanes * format.groups() > room.constants) room.constants = kMostLanes * format.groups();
   }
   room.keys = carver.take<KeyQueries>(call.num_keys * heads * room.blocks);
   room.queries = carver.take<QueryBlock>(heads * room.blocks);
@@ -104,7 +110,7 @@ KV_INLINE TaskRoom lay_out(const AttentionCall& call, int heads, int queries, Ca
       for (int r = 0; r < rows; ++r) {
         block.scores[r] = carver.take<float>(kChunkTokens + kMargin);
         block.coded[r] = carver.take<float>(room.coded_room);
-        block.constants[r] = carver.take<float>(kMaxGroups);
+        block.constants[r] = carver.take<float>(room.constants);
       }
       for (int k = 0; k < call.num_keys; ++k) {
         const TileFormat& format = *call.keys[k].format;
@@ -112,7 +118,7 @@ KV_INLINE TaskRoom lay_out(const AttentionCall& call, int heads, int queries, Ca
         q.rows = rows;
         for (int r = 0; r < rows; ++r) {
           q.given[r] = keeps_given(format) ? carver.take<float>(format.dim) : nullptr;
-          q.pairs[r] = keeps_given(format) ? nullptr : carver.take<std::int16_t>(format.dim);
+          q.steps[r] = keeps_given(format) ? nullptr : carver.take<std::int16_t>(format.dim);
           q.group_sums[r] = carver.take<float>(format.groups());
         }
       }
