@@ -212,29 +212,76 @@ void read_rows_bound(const PagedRegion& region, PageArray pages, std::int64_t fi
             count, rows.data());
 }
 
-bool encode_integers_bound(FloatArray values, int dim, int group, int num_bits, bool symmetric, bool is_signed,
-                           int scale_type, OutBytes codes, OutBytes scales, std::optional<OutBytes> minimums) {
-  require(num_bits == 2 || num_bits == 4 || num_bits == 8, "codes have 2, 4 or 8 bits");
-  require(!is_signed || (num_bits == 8 && symmetric), "signed codes have 8 bits and a symmetric grid");
-  require(scale_type >= 0 && scale_type <= 2, "unknown scale type");
-  require(group > 0 && dim % group == 0 && group * num_bits % 8 == 0 && values.size() % static_cast<std::size_t>(dim) == 0,
-          "groups must divide rows and fill bytes");
-  const std::size_t rows = values.size() / static_cast<std::size_t>(dim), groups = static_cast<std::size_t>(dim / group);
-  const std::size_t itemsize = scale_type == 1 ? 4 : 2;
-  require(codes.size() == rows * static_cast<std::size_t>(dim) * static_cast<std::size_t>(num_bits) / 8, "codes do not fit");
-  require(scales.size() == rows * groups * itemsize, "scales do not fit");
-  require(symmetric || (minimums && minimums->size() == scales.size()), "minimums do not fit");
-  const IntegerGrid grid{num_bits, symmetric, is_signed, group, static_cast<ScaleType>(scale_type)};
-  return encode_integers(grid, values.data(), rows, dim, codes.data(), scales.data(),
-                         minimums ? minimums->data() : nullptr);
+FloatType float_type(int type) {
+  require(type >= 0 && type <= 2, "unknown type of floats");
+  return static_cast<FloatType>(type);
 }
 
-IntegerGrid make_grid(int num_bits, bool symmetric, bool is_signed, int group, int scale_type) {
+std::shared_ptr<CodeGrid> make_grid(int method, int num_bits, bool symmetric, bool is_signed, int group, int block_tokens,
+                                    int scale_type, std::vector<float> boundaries, std::vector<float> signs,
+                                    int rotation_block) {
+  require(method >= 0 && method <= 2, "unknown method");
   require(num_bits == 2 || num_bits == 4 || num_bits == 8, "codes have 2, 4 or 8 bits");
   require(!is_signed || (num_bits == 8 && symmetric), "signed codes have 8 bits and a symmetric grid");
+  require(method == 0 || (symmetric && !is_signed), "only integers have a minimum or a sign");
+  require(method != 1 || boundaries.size() + 1 == std::size_t{1} << num_bits, "a table has a boundary less than codes");
+  require(method != 2 || num_bits == 8, "float8 has 8 bits");
   require(scale_type >= 0 && scale_type <= 2, "unknown scale type");
-  require(group > 0 && group * num_bits % 8 == 0, "a group fills bytes");
-  return {num_bits, symmetric, is_signed, group, static_cast<ScaleType>(scale_type)};
+  require(block_tokens > 0 && group > 0 && group * num_bits % 8 == 0, "a group fills bytes");
+  require(signs.empty() || (rotation_block > 0 && (rotation_block & (rotation_block - 1)) == 0 &&
+                            signs.size() % static_cast<std::size_t>(rotation_block) == 0),
+          "a rotation has a sign for each channel, in blocks that are a power of two");
+  return std::make_shared<CodeGrid>(CodeGrid{static_cast<GridMethod>(method), num_bits, symmetric, is_signed, group,
+                                             block_tokens, static_cast<ScaleType>(scale_type), std::move(boundaries),
+                                             std::move(signs), rotation_block});
+}
+
+void require_serves(const CodeGrid& grid, int dim) {
+  require(grid.signs.empty() || grid.signs.size() == static_cast<std::size_t>(dim), "a rotation is for another dim");
+  require(grid.block_tokens > 1 ? dim % 16 == 0 : dim % grid.group == 0, "groups must divide rows");
+}
+
+std::size_t scale_nbytes(const CodeGrid& grid, int dim) {
+  return static_cast<std::size_t>(grid.scales_of_block(dim)) * (grid.scale_type == ScaleType::kFloat32 ? 4 : 2);
+}
+
+using ValueArray = nb::ndarray<nb::ro, nb::ndim<4>, nb::device::cpu>;
+
+Vectors vectors_of(const ValueArray& values) {
+  const auto given = values.dtype();
+  require(given.lanes == 1 && (given.bits == 16 || given.bits == 32), "values are floats of 16 or 32 bits");
+  const bool is_bfloat = given.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat);
+  require(given.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float) || is_bfloat, "values are floats");
+  require(values.stride(3) == 1, "channels lie side by side");
+  return {static_cast<const std::uint8_t*>(values.data()),
+          given.bits == 32 ? FloatType::kFloat32 : is_bfloat ? FloatType::kBFloat16 : FloatType::kFloat16,
+          static_cast<std::int64_t>(values.shape(0)),
+          static_cast<std::int64_t>(values.shape(1)),
+          static_cast<std::int64_t>(values.shape(2)),
+          values.stride(0),
+          values.stride(1),
+          values.stride(2)};
+}
+
+bool encode_rows_bound(const CodeGrid& grid, ValueArray values, int kept, OutBytes codes, OutBytes scales,
+                       std::optional<OutBytes> minimums, const std::string& instruction_set) {
+  const Vectors vectors = vectors_of(values);
+  const int dim = static_cast<int>(values.shape(3));
+  require_serves(grid, dim);
+  require(vectors.tokens % grid.block_tokens == 0, "tokens are whole blocks");
+  const auto rows = static_cast<std::size_t>(vectors.sequences * vectors.heads * vectors.tokens);
+  const std::size_t expected = rows / static_cast<std::size_t>(grid.block_tokens) * scale_nbytes(grid, dim);
+  require(codes.size() == rows * static_cast<std::size_t>(dim) * static_cast<std::size_t>(grid.num_bits) / 8, "codes do not fit");
+  require(scales.size() == expected, "scales do not fit");
+  require(grid.symmetric || (minimums && minimums->size() == expected), "minimums do not fit");
+  EncodedRows to;
+  to.codes = codes.data();
+  to.scales = scales.data();
+  if (minimums) to.minimums = minimums->data();
+  const FloatType kept_type = float_type(kept);
+  const EncodeRows encode = encode_rows_of(instruction_set);
+  nb::gil_scoped_release release;
+  return encode(&grid, vectors, dim, kept_type, to);
 }
 
 StepArray make_step_array(const PagedRegion& region, PageArray pages) {
@@ -242,22 +289,19 @@ StepArray make_step_array(const PagedRegion& region, PageArray pages) {
   return {region, {pages.data(), pages.data() + pages.shape(0)}};
 }
 
-FloatType float_type(int type) {
-  require(type >= 0 && type <= 2, "unknown type of floats");
-  return static_cast<FloatType>(type);
-}
-
 // A side whose tokens have room in their pages for `steps` appends.
-std::shared_ptr<StepSide> make_step_side(int sequences, int heads, int dim, int kept, std::optional<IntegerGrid> grid,
-                                         const std::vector<StepArray>& coded, std::int64_t coded_place,
+std::shared_ptr<StepSide> make_step_side(int sequences, int heads, int dim, int kept,
+                                         const std::shared_ptr<CodeGrid>& grid, const std::vector<StepArray>& coded, std::int64_t coded_place,
                                          const std::vector<StepArray>& tail, std::int64_t tail_place,
-                                         std::int64_t oldest_place, std::int64_t steps) {
+                                         std::int64_t oldest_place, std::int64_t steps,
+                                         const std::string& instruction_set) {
   auto side = std::make_shared<StepSide>();
   side->sequences = sequences;
   side->heads = heads;
   side->dim = dim;
   side->kept = float_type(kept);
   side->grid = grid;
+  side->encode = encode_rows_of(instruction_set);
   side->is_coded = !coded.empty();
   side->enters_tail = !tail.empty();
   side->coded_place = coded_place;
@@ -274,9 +318,10 @@ std::shared_ptr<StepSide> make_step_side(int sequences, int heads, int dim, int 
     to = from;
   };
   if (side->is_coded && grid) {
-    require(dim % grid->group == 0, "groups must divide rows");
+    require_serves(*grid, dim);
+    require(grid->block_tokens == 1, "single tokens have no scales of channels");
     require(coded.size() == (grid->symmetric ? 2u : 3u), "codes, scales and minimums have an array each");
-    const std::size_t scales = width / static_cast<std::size_t>(grid->group) * (grid->scale_type == ScaleType::kFloat32 ? 4 : 2);
+    const std::size_t scales = scale_nbytes(*grid, dim);
     place(coded[0], width * static_cast<std::size_t>(grid->num_bits) / 8, coded_place, side->codes);
     place(coded[1], scales, coded_place, side->scales);
     if (!grid->symmetric) place(coded[2], scales, coded_place, side->minimums);
@@ -307,10 +352,11 @@ bool append_bound(BoundStep& step, std::uintptr_t keys, std::uintptr_t values, i
                   std::int64_t key_head, std::int64_t value_sequence, std::int64_t value_head) {
   require(step.left > 0, "the pages are full");
   const FloatType given = float_type(type);
-  const NewVectors vectors[2] = {
-      {reinterpret_cast<const std::uint8_t*>(keys), given, key_sequence, key_head},
-      {reinterpret_cast<const std::uint8_t*>(values), given, value_sequence, value_head},
+  const auto vectors_at = [&](std::size_t side, std::uintptr_t data, std::int64_t sequence, std::int64_t head) {
+    return Vectors{reinterpret_cast<const std::uint8_t*>(data), given, step.sides[side]->sequences, step.sides[side]->heads, 1,
+                   sequence, head, 0};
   };
+  const Vectors vectors[2] = {vectors_at(0, keys, key_sequence, key_head), vectors_at(1, values, value_sequence, value_head)};
   StepSide* sides[2] = {step.sides[0].get(), step.sides[1].get()};
   if (!append_step(sides, vectors, 2)) return false;
   --step.left;
@@ -337,14 +383,15 @@ NB_MODULE(_native, module) {
            "unit_nbytes"_a, "row_nbytes"_a);
   module.def("write_rows", &write_rows_bound, "region"_a, "pages"_a, "first"_a, "count"_a, "rows"_a);
   module.def("read_rows", &read_rows_bound, "region"_a, "pages"_a, "first"_a, "count"_a, "rows"_a);
-  module.def("encode_integers", &encode_integers_bound, "values"_a, "dim"_a, "group"_a, "num_bits"_a, "symmetric"_a,
-             "is_signed"_a, "scale_type"_a, "codes"_a, "scales"_a, "minimums"_a.none());
-  nb::class_<IntegerGrid>(module, "IntegerGrid")
-      .def(nb::new_(&make_grid), "num_bits"_a, "symmetric"_a, "is_signed"_a, "group"_a, "scale_type"_a);
+  nb::class_<CodeGrid>(module, "CodeGrid")
+      .def(nb::new_(&make_grid), "method"_a, "num_bits"_a, "symmetric"_a, "is_signed"_a, "group"_a, "block_tokens"_a,
+           "scale_type"_a, "boundaries"_a, "signs"_a, "rotation_block"_a);
+  module.def("encode_rows", &encode_rows_bound, "grid"_a, "values"_a, "kept"_a, "codes"_a, "scales"_a, "minimums"_a.none(),
+             "instruction_set"_a);
   nb::class_<StepArray>(module, "StepArray").def(nb::new_(&make_step_array), "region"_a, "pages"_a);
   nb::class_<StepSide>(module, "StepSide")
       .def(nb::new_(&make_step_side), "sequences"_a, "heads"_a, "dim"_a, "kept"_a, "grid"_a.none(), "coded"_a,
-           "coded_place"_a, "tail"_a, "tail_place"_a, "oldest_place"_a, "steps"_a);
+           "coded_place"_a, "tail"_a, "tail_place"_a, "oldest_place"_a, "steps"_a, "instruction_set"_a);
   nb::class_<BoundStep>(module, "Step")
       .def(nb::new_(&make_step), "sides"_a, "steps"_a)
       .def("append", &append_bound, "keys"_a, "values"_a, "type"_a, "key_sequence"_a, "key_head"_a, "value_sequence"_a,
