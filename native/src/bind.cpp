@@ -242,7 +242,7 @@ void require_serves(const CodeGrid& grid, int dim) {
 }
 
 std::size_t scale_nbytes(const CodeGrid& grid, int dim) {
-  return static_cast<std::size_t>(grid.scales_of_block(dim)) * (grid.scale_type == ScaleType::kFloat32 ? 4 : 2);
+  return static_cast<std::size_t>(grid.scales_of_block(dim)) * nbytes_of(grid.scale_type);
 }
 
 using ValueArray = nb::ndarray<nb::ro, nb::ndim<4>, nb::device::cpu>;

@@ -12,7 +12,8 @@ namespace kvassay {
 
 enum class FloatType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-constexpr std::size_t nbytes_of(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
+KV_INLINE constexpr std::size_t nbytes_of(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
+KV_INLINE constexpr std::size_t nbytes_of(ScaleType type) { return type == ScaleType::kFloat32 ? 4 : 2; }
 
 enum class GridMethod : int {
   kInteger = 0,     // formats/integer.py
@@ -34,7 +35,7 @@ struct CodeGrid {
   std::vector<float> signs;       // a rotation's, one a channel; empty without one
   int rotation_block = 0;         // channels that are rotated together
 
-  int scales_of_block(int dim) const { return block_tokens > 1 ? dim : dim / group; }
+  KV_INLINE int scales_of_block(int dim) const { return block_tokens > 1 ? dim : dim / group; }
 };
 
 // Vectors `[sequences][heads][tokens][dim]`; the last axis is dense, strides of the others are in elements.

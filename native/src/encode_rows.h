@@ -2,8 +2,8 @@
 // in one operation (-ffp-contract=off), and every function is part of its translation unit alone: one that is shared
 // could be taken from the wrong one.
 //
-// A row is rounded to what tokens are kept in (take_row), turned where its grid says so (rotate_row), and coded by group
-// (encode_row) or, together with the other tokens of its block, by channel (encode_channels).
+// A row is rounded to what tokens are kept in (take_row), turned where its grid says so (rotate_row), and coded with some
+// others: by group (encode_groups) or, with all tokens of its block, by channel (encode_channels).
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -109,91 +109,98 @@ void rotate_row(const CodeGrid& grid, float* x, int dim) {
 
 // --- Codes -------------------------------------------------------------------------------------------------------------
 
-// The lowest bits of sixteen codes, from channel i of a row on.
-KV_INLINE void put_codes(std::uint8_t* row, int i, int num_bits, const Lanes::Ints& codes) {
-  switch (num_bits) {
-    case 2: return Lanes::put_2_bits(row + i / 4, codes);
-    case 4: return Lanes::put_4_bits(row + i / 2, codes);
-    default: return Lanes::put_8_bits(row + i, codes);
+// A grid whose method, bits and symmetry are known where loops are compiled.
+template <GridMethod kMethod, int kBits, bool kSymmetric>
+struct Coder {
+  Lanes::Floats top, bottom;
+  std::int32_t offset;
+
+  explicit Coder(const CodeGrid& grid)
+      : top(Lanes::set(top_of(grid))), bottom(Lanes::set(kSymmetric ? -top_of(grid) : 0.f)), offset(offset_of(grid)) {}
+
+  static KV_INLINE void widen(const Lanes::Floats& x, Lanes::Floats& low, Lanes::Floats& high) {
+    if constexpr (!kSymmetric) low = Lanes::min(low, x);
+    high = Lanes::max(high, magnitude(x));
   }
-}
+  static KV_INLINE Lanes::Floats magnitude(const Lanes::Floats& x) {
+    if constexpr (kSymmetric) return Lanes::absolute(x);
+    else return x;
+  }
 
-// x / scale, rounded to a whole number as if by a division. A product with 1 / scale is within 2^-13 of the quotient,
-// which is below 256 or clamped, so the two round alike unless the product is about as near to a half.
-KV_INLINE Lanes::Floats rounded_quotient(const Lanes::Floats& x, const Lanes::Floats& scale, const Lanes::Floats& inverse) {
-  const Lanes::Floats product = Lanes::mul(x, inverse), rounded = Lanes::round(product);
-  if (__builtin_expect(Lanes::are_nearer(product, rounded, 0.5f - 0x1p-12f), 1)) return rounded;
-  return Lanes::round(Lanes::div(x, scale));
-}
+  KV_INLINE Lanes::Ints codes(const CodeGrid& grid, const Lanes::Floats& x, const Lanes::Floats& minimum,
+                              const Lanes::Floats& scale, const Lanes::Floats& inverse) const {
+    if constexpr (kMethod == GridMethod::kInteger) {
+      const Lanes::Floats step = rounded_quotient(kSymmetric ? x : Lanes::sub(x, minimum), scale, inverse);
+      return Lanes::plus(Lanes::to_ints(Lanes::max(Lanes::min(step, top), bottom)), offset);
+    } else {
+      const Lanes::Floats share = Lanes::div(x, scale);
+      if constexpr (kMethod == GridMethod::kFloat8E4M3) {
+        return Lanes::to_e4m3(Lanes::max(Lanes::min(share, top), bottom));
+      } else {
+        Lanes::Ints count = Lanes::zeros();
+        for (const float edge : grid.boundaries) count = Lanes::count_if_reached(count, share, edge);
+        return count;
+      }
+    }
+  }
 
-struct Steps {
-  Lanes::Floats minimum, scale, inverse;
+  // x / scale, rounded to a whole number as if by a division. A product with 1 / scale is within 2^-13 of the quotient,
+  // which is below 256 or clamped, so the two round alike unless the product is about as near to a half.
+  static KV_INLINE Lanes::Floats rounded_quotient(const Lanes::Floats& x, const Lanes::Floats& scale,
+                                                  const Lanes::Floats& inverse) {
+    const Lanes::Floats product = Lanes::mul(x, inverse), rounded = Lanes::round(product);
+    if (__builtin_expect(Lanes::are_nearer(product, rounded, 0.5f - 0x1p-12f), 1)) return rounded;
+    return Lanes::round(Lanes::div(x, scale));
+  }
+
+  static constexpr int kNbytes = kLanes * kBits / 8;  // of sixteen codes
+  static KV_INLINE void put(std::uint8_t* to, const Lanes::Ints& codes) {
+    if constexpr (kBits == 2) Lanes::put_2_bits(to, codes);
+    else if constexpr (kBits == 4) Lanes::put_4_bits(to, codes);
+    else Lanes::put_8_bits(to, codes);
+  }
 };
 
-KV_INLINE Lanes::Ints code_of(const CodeGrid& grid, const Lanes::Floats& x, const Steps& steps) {
-  if (grid.method == GridMethod::kInteger) {
-    const Lanes::Floats centred = grid.symmetric ? x : Lanes::sub(x, steps.minimum);
-    Lanes::Floats step = rounded_quotient(centred, steps.scale, steps.inverse);
-    step = Lanes::max(Lanes::min(step, Lanes::set(top_of(grid))), Lanes::set(grid.symmetric ? -top_of(grid) : 0.f));
-    return Lanes::plus(Lanes::to_ints(step), offset_of(grid));
-  }
-  const Lanes::Floats share = Lanes::div(x, steps.scale);
-  if (grid.method == GridMethod::kFloat8E4M3)
-    return Lanes::to_e4m3(Lanes::max(Lanes::min(share, Lanes::set(448.f)), Lanes::set(-448.f)));
-  Lanes::Ints count = Lanes::zeros();
-  for (const float edge : grid.boundaries) count = Lanes::count_if_reached(count, share, edge);
-  return count;
-}
-
-// The scale (and minimum) of values from low to high, stored as number `index`.
-KV_INLINE bool put_parameters(const CodeGrid& grid, float low, float high, std::size_t index, std::uint8_t* scales,
-                              std::uint8_t* minimums, float& minimum, float& scale) {
-  minimum = 0;
-  if (!grid.symmetric) {
-    const Stored stored = stored_down(low + 0.f, grid.scale_type);  // zero has one sign, whichever lane it came from
-    if (!stored.is_finite) return false;
-    put_parameter(minimums, index, stored, grid.scale_type);
-    minimum = stored.value;
-    high = high > minimum ? high - minimum : 0.f;
-  }
-  const Stored stored = stored_scale(high / top_of(grid), grid.scale_type);
-  put_parameter(scales, index, stored, grid.scale_type);
-  scale = stored.value;
-  return stored.is_finite;
-}
-
-// One row whose groups are whole vectors, or shorter ones by way of vectors that are filled up with copies of a value.
-bool encode_row(const CodeGrid& grid, const float* x, int dim, std::uint8_t* codes, std::uint8_t* scales,
-                std::uint8_t* minimums) {
+// `count` groups of values one after the other, whose scales and codes follow each other too. Extents of many groups are
+// found before their parameters are worked out, since each is a chain of operations that wait for one another.
+template <class C>
+bool encode_groups(const CodeGrid& grid, const float* x, int count, const EncodedRows& to) {
+  const C coder(grid);
   const int group = grid.group;
-  const bool is_whole = group % kLanes == 0;
-  for (int first = 0; first < dim; first += group) {
-    const float* own = x + first;
+  const std::size_t group_nbytes = static_cast<std::size_t>(group * grid.num_bits / 8);
+  // Values i to i + 15 of a group; in place of what is beyond it, a value of it.
+  const auto lanes_at = [group](const float* own, int i) {
+    if (group - i >= kLanes) return Lanes::load(own + i);
     float filled[kLanes];
-    const auto lanes_at = [&](int i) {
-      if (is_whole || group - i >= kLanes) return Lanes::load(own + i);
-      for (int j = 0; j < kLanes; ++j) filled[j] = own[i + j < group ? i + j : i];
-      return Lanes::load(filled);
-    };
-    Lanes::Floats low = lanes_at(0), high = grid.symmetric ? Lanes::absolute(low) : low;
-    for (int i = kLanes; i < group; i += kLanes) {
-      const Lanes::Floats values = lanes_at(i);
-      if (!grid.symmetric) low = Lanes::min(low, values);
-      high = Lanes::max(high, grid.symmetric ? Lanes::absolute(values) : values);
+    for (int j = 0; j < kLanes; ++j) filled[j] = own[i + j < group ? i + j : i];
+    return Lanes::load(filled);
+  };
+  for (int first = 0; first < count; first += kLanes) {
+    const int here = count - first < kLanes ? count - first : kLanes;
+    const float* values = x + static_cast<std::ptrdiff_t>(first) * group;
+    Parameters parameters;
+    for (int i = 0; i < here; ++i) {
+      const float* own = values + static_cast<std::ptrdiff_t>(i) * group;
+      Lanes::Floats low = lanes_at(own, 0), high = C::magnitude(low);
+      for (int k = kLanes; k < group; k += kLanes) C::widen(lanes_at(own, k), low, high);
+      if (!grid.symmetric) parameters.low[i] = Lanes::reduce_min(low);
+      parameters.high[i] = Lanes::reduce_max(high);
     }
-    float minimum, scale;
-    if (!put_parameters(grid, Lanes::reduce_min(low), Lanes::reduce_max(high), static_cast<std::size_t>(first / group),
-                        scales, minimums, minimum, scale))
-      return false;
-    const Steps steps{Lanes::set(minimum), Lanes::set(scale), Lanes::set(1.f / scale)};
-    for (int i = 0; i < group; i += kLanes) {
-      const Lanes::Ints found = code_of(grid, lanes_at(i), steps);
-      if (is_whole || group - i >= kLanes) {
-        put_codes(codes, first + i, grid.num_bits, found);
-      } else {
-        std::uint8_t bytes[kLanes];
-        put_codes(bytes, 0, grid.num_bits, found);
-        std::memcpy(codes + (first + i) * grid.num_bits / 8, bytes, static_cast<std::size_t>((group - i) * grid.num_bits / 8));
+    if (!put_parameters(grid, parameters, here, static_cast<std::size_t>(first), to.scales, to.minimums)) return false;
+    for (int i = 0; i < here; ++i) {
+      const float* own = values + static_cast<std::ptrdiff_t>(i) * group;
+      std::uint8_t* codes = to.codes + static_cast<std::size_t>(first + i) * group_nbytes;
+      const Lanes::Floats minimum = Lanes::set(parameters.minimum[i]), scale = Lanes::set(parameters.scale[i]);
+      const Lanes::Floats inverse = Lanes::set(parameters.inverse[i]);
+      for (int k = 0; k < group; k += kLanes, codes += C::kNbytes) {
+        const Lanes::Ints found = coder.codes(grid, lanes_at(own, k), minimum, scale, inverse);
+        if (group - k >= kLanes) {
+          C::put(codes, found);
+        } else {
+          std::uint8_t bytes[C::kNbytes];
+          C::put(bytes, found);
+          std::memcpy(codes, bytes, static_cast<std::size_t>((group - k) * grid.num_bits / 8));
+        }
       }
     }
   }
@@ -201,31 +208,44 @@ bool encode_row(const CodeGrid& grid, const float* x, int dim, std::uint8_t* cod
 }
 
 // A block of tokens `[block_tokens][dim]` with a scale for each channel; `dim` is whole vectors.
-bool encode_channels(const CodeGrid& grid, const float* x, int dim, std::uint8_t* codes, std::uint8_t* scales,
-                     std::uint8_t* minimums) {
+template <class C>
+bool encode_channels(const CodeGrid& grid, const float* x, int dim, const EncodedRows& to) {
+  const C coder(grid);
   const std::size_t row_nbytes = static_cast<std::size_t>(dim * grid.num_bits / 8);
   for (int first = 0; first < dim; first += kLanes) {
     const float* own = x + first;
-    Lanes::Floats low = Lanes::load(own), high = grid.symmetric ? Lanes::absolute(low) : low;
-    for (int token = 1; token < grid.block_tokens; ++token) {
-      const Lanes::Floats values = Lanes::load(own + token * dim);
-      if (!grid.symmetric) low = Lanes::min(low, values);
-      high = Lanes::max(high, grid.symmetric ? Lanes::absolute(values) : values);
-    }
-    float lows[kLanes], highs[kLanes], channel_minimums[kLanes], channel_scales[kLanes];
-    Lanes::store(lows, low);
-    Lanes::store(highs, high);
-    for (int j = 0; j < kLanes; ++j)
-      if (!put_parameters(grid, lows[j], highs[j], static_cast<std::size_t>(first + j), scales, minimums, channel_minimums[j],
-                          channel_scales[j]))
-        return false;
-    Steps steps{Lanes::load(channel_minimums), Lanes::load(channel_scales), {}};
-    steps.inverse = Lanes::div(Lanes::set(1.f), steps.scale);
-    for (int token = 0; token < grid.block_tokens; ++token)
-      put_codes(codes + static_cast<std::size_t>(token) * row_nbytes, first, grid.num_bits,
-                code_of(grid, Lanes::load(own + token * dim), steps));
+    Lanes::Floats low = Lanes::load(own), high = C::magnitude(low);
+    for (int token = 1; token < grid.block_tokens; ++token) C::widen(Lanes::load(own + token * dim), low, high);
+    Parameters parameters;
+    Lanes::store(parameters.low, low);
+    Lanes::store(parameters.high, high);
+    if (!put_parameters(grid, parameters, kLanes, static_cast<std::size_t>(first), to.scales, to.minimums)) return false;
+    const Lanes::Floats minimum = Lanes::load(parameters.minimum), scale = Lanes::load(parameters.scale);
+    const Lanes::Floats inverse = Lanes::load(parameters.inverse);
+    std::uint8_t* codes = to.codes + first * grid.num_bits / 8;
+    for (int token = 0; token < grid.block_tokens; ++token, codes += row_nbytes)
+      C::put(codes, coder.codes(grid, Lanes::load(own + token * dim), minimum, scale, inverse));
   }
   return true;
+}
+
+// How the values of a batch become codes: `[count groups][group]`, or a block `[block_tokens][dim]`.
+using EncodeBatch = bool (*)(const CodeGrid& grid, const float* x, int count_or_dim, const EncodedRows& to);
+
+template <class C>
+EncodeBatch batch_by(const CodeGrid& grid) {
+  return grid.block_tokens > 1 ? encode_channels<C> : encode_groups<C>;
+}
+
+EncodeBatch encode_batch_of(const CodeGrid& grid) {
+  constexpr GridMethod kInteger = GridMethod::kInteger;
+  if (grid.method == GridMethod::kTable) return batch_by<Coder<GridMethod::kTable, 4, true>>(grid);
+  if (grid.method == GridMethod::kFloat8E4M3) return batch_by<Coder<GridMethod::kFloat8E4M3, 8, true>>(grid);
+  switch (grid.num_bits) {
+    case 2: return grid.symmetric ? batch_by<Coder<kInteger, 2, true>>(grid) : batch_by<Coder<kInteger, 2, false>>(grid);
+    case 4: return grid.symmetric ? batch_by<Coder<kInteger, 4, true>>(grid) : batch_by<Coder<kInteger, 4, false>>(grid);
+    default: return grid.symmetric ? batch_by<Coder<kInteger, 8, true>>(grid) : batch_by<Coder<kInteger, 8, false>>(grid);
+  }
 }
 
 }  // namespace
@@ -234,37 +254,41 @@ bool encode_rows(const CodeGrid* grid, const Vectors& vectors, int dim, FloatTyp
   // Kept from call to call, so that no memory is asked for while decoding.
   static thread_local std::vector<float> values;
   static thread_local std::vector<std::uint8_t> kept_row;
-  const int block = grid ? grid->block_tokens : 1;
+  const bool by_channel = grid && grid->block_tokens > 1;
   const std::size_t width = static_cast<std::size_t>(dim), kept_nbytes = width * nbytes_of(kept);
-  if (values.size() < width * static_cast<std::size_t>(block)) values.resize(width * static_cast<std::size_t>(block));
+  const std::size_t groups = grid && !by_channel ? width / static_cast<std::size_t>(grid->group) : 1;
+  // A batch is a block, or rows whose scales fill a vector.
+  const std::size_t batch = by_channel ? static_cast<std::size_t>(grid->block_tokens) : groups < kLanes ? kLanes / groups : 1;
+  if (values.size() < width * batch) values.resize(width * batch);
   if (kept_row.size() < kept_nbytes) kept_row.resize(kept_nbytes);
   const TakeRow take = take_row_of(vectors.type, kept);
+  const EncodeBatch encode = grid ? encode_batch_of(*grid) : nullptr;
   const std::size_t code_nbytes = grid ? width * static_cast<std::size_t>(grid->num_bits) / 8 : 0;
-  const std::size_t scale_nbytes =
-      grid ? static_cast<std::size_t>(grid->scales_of_block(dim)) * (grid->scale_type == ScaleType::kFloat32 ? 4 : 2) : 0;
-  std::size_t row = 0, number = 0;  // of tokens and of blocks
+  const std::size_t scale_nbytes = grid ? static_cast<std::size_t>(grid->scales_of_block(dim)) * nbytes_of(grid->scale_type) : 0;
+  EncodedRows next = to;
+  std::size_t waiting = 0;  // rows of the batch
+  const auto encode_waiting = [&] {
+    if (!encode(*grid, values.data(), by_channel ? dim : static_cast<int>(waiting * groups), next)) return false;
+    const std::size_t numbers = (by_channel ? 1 : waiting) * scale_nbytes;
+    next.codes += waiting * code_nbytes;
+    next.scales += numbers;
+    if (!grid->symmetric) next.minimums += numbers;
+    waiting = 0;
+    return true;
+  };
   for (std::int64_t sequence = 0; sequence < vectors.sequences; ++sequence)
-    for (std::int64_t head = 0; head < vectors.heads; ++head) {
-      const std::ptrdiff_t first = sequence * vectors.sequence_stride + head * vectors.head_stride;
-      for (std::int64_t token = 0; token < vectors.tokens; token += block, ++number) {
-        for (int i = 0; i < block; ++i) {
-          const std::ptrdiff_t element = first + (token + i) * vectors.token_stride;
-          const std::uint8_t* from = vectors.data + element * static_cast<std::ptrdiff_t>(nbytes_of(vectors.type));
-          std::uint8_t* kept_to = to.kept ? to.kept + (row + static_cast<std::size_t>(i)) * kept_nbytes : kept_row.data();
-          float* own = values.data() + static_cast<std::size_t>(i) * width;
-          if (!take(from, dim, kept_to, own)) return false;
-          if (grid && !grid->signs.empty()) rotate_row(*grid, own, dim);
-        }
-        if (grid) {
-          std::uint8_t* minimums = grid->symmetric ? nullptr : to.minimums + number * scale_nbytes;
-          const auto encode = block > 1 ? encode_channels : encode_row;
-          if (!encode(*grid, values.data(), dim, to.codes + row * code_nbytes, to.scales + number * scale_nbytes, minimums))
-            return false;
-        }
-        row += static_cast<std::size_t>(block);
+    for (std::int64_t head = 0; head < vectors.heads; ++head)
+      for (std::int64_t token = 0; token < vectors.tokens; ++token) {
+        const std::ptrdiff_t element = sequence * vectors.sequence_stride + head * vectors.head_stride + token * vectors.token_stride;
+        const std::uint8_t* from = vectors.data + element * static_cast<std::ptrdiff_t>(nbytes_of(vectors.type));
+        float* own = values.data() + waiting * width;
+        if (!take(from, dim, next.kept ? next.kept : kept_row.data(), own)) return false;
+        if (next.kept) next.kept += kept_nbytes;
+        if (!grid) continue;
+        if (!grid->signs.empty()) rotate_row(*grid, own, dim);
+        if (++waiting == batch && !encode_waiting()) return false;
       }
-    }
-  return true;
+  return !waiting || encode_waiting();
 }
 
 }  // namespace KVASSAY_ISA

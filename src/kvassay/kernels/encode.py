@@ -51,13 +51,17 @@ def _method(spec: QuantSpec) -> int | None:
     return None
 
 
-@lru_cache(maxsize=256)
 def code_grid(spec: QuantSpec, dim: int) -> Any:
     """The grid of a spec that is served, for the compiled module's own calls."""
+    return native_module().CodeGrid(**_grid_arguments(spec, dim))
+
+
+@lru_cache(maxsize=256)
+def _grid_arguments(spec: QuantSpec, dim: int) -> dict[str, Any]:
     assert spec.scale_dtype is not None, "the caller asked whether the spec is served"
     rotation = rotation_block(spec, dim)
     signs = [] if spec.rotation is None else channel_signs(spec.rotation.seed, dim).tolist()
-    return native_module().CodeGrid(
+    return dict(
         method=_method(spec),
         num_bits=spec.num_bits,
         symmetric=spec.symmetric,
