@@ -224,7 +224,7 @@ std::shared_ptr<CodeGrid> make_grid(int method, int num_bits, bool symmetric, bo
   require(num_bits == 2 || num_bits == 4 || num_bits == 8, "codes have 2, 4 or 8 bits");
   require(!is_signed || (num_bits == 8 && symmetric), "signed codes have 8 bits and a symmetric grid");
   require(method == 0 || (symmetric && !is_signed), "only integers have a minimum or a sign");
-  require(method != 1 || boundaries.size() + 1 == std::size_t{1} << num_bits, "a table has a boundary less than codes");
+  require(method != 1 || (num_bits == 4 && boundaries.size() == 15), "a table has 16 levels, and 15 boundaries");
   require(method != 2 || num_bits == 8, "float8 has 8 bits");
   require(scale_type >= 0 && scale_type <= 2, "unknown scale type");
   require(block_tokens > 0 && group > 0 && group * num_bits % 8 == 0, "a group fills bytes");
@@ -282,6 +282,18 @@ bool encode_rows_bound(const CodeGrid& grid, ValueArray values, int kept, OutByt
   const EncodeRows encode = encode_rows_of(instruction_set);
   nb::gil_scoped_release release;
   return encode(&grid, vectors, dim, kept_type, to);
+}
+
+// Values as `kept` holds them. False where one is not finite then; without an array of rows that is all it says.
+bool keep_rows_bound(ValueArray values, int kept, std::optional<OutBytes> rows, const std::string& instruction_set) {
+  const Vectors vectors = vectors_of(values);
+  const FloatType kept_type = float_type(kept);
+  require(!rows || rows->size() == values.size() * nbytes_of(kept_type), "rows do not fit");
+  EncodedRows to;
+  if (rows) to.kept = rows->data();
+  const EncodeRows encode = encode_rows_of(instruction_set);
+  nb::gil_scoped_release release;
+  return encode(nullptr, vectors, static_cast<int>(values.shape(3)), kept_type, to);
 }
 
 StepArray make_step_array(const PagedRegion& region, PageArray pages) {
@@ -388,6 +400,7 @@ NB_MODULE(_native, module) {
            "scale_type"_a, "boundaries"_a, "signs"_a, "rotation_block"_a);
   module.def("encode_rows", &encode_rows_bound, "grid"_a, "values"_a, "kept"_a, "codes"_a, "scales"_a, "minimums"_a.none(),
              "instruction_set"_a);
+  module.def("keep_rows", &keep_rows_bound, "values"_a, "kept"_a, "rows"_a.none(), "instruction_set"_a);
   nb::class_<StepArray>(module, "StepArray").def(nb::new_(&make_step_array), "region"_a, "pages"_a);
   nb::class_<StepSide>(module, "StepSide")
       .def(nb::new_(&make_step_side), "sequences"_a, "heads"_a, "dim"_a, "kept"_a, "grid"_a.none(), "coded"_a,

@@ -76,12 +76,15 @@ TakeRow take_row_of(FloatType given, FloatType kept) {
 
 // --- Rotation ----------------------------------------------------------------------------------------------------------
 
-template <int kStride>
-void butterflies_within(float* x, int dim) {
-  for (int i = 0; i < dim; i += kLanes) Lanes::store(x + i, Lanes::butterfly<kStride>(Lanes::load(x + i)));
+// Signs, and strides 1, 2, 4 and 8, which stay within sixteen channels.
+void butterflies_within(float* x, const float* signs, int dim) {
+  for (int i = 0; i < dim; i += kLanes) {
+    const Lanes::Floats turned = Lanes::mul(Lanes::load(x + i), Lanes::load(signs + i));
+    Lanes::store(x + i, Lanes::butterfly<8>(Lanes::butterfly<4>(Lanes::butterfly<2>(Lanes::butterfly<1>(turned)))));
+  }
 }
 
-// Strides of 16 and more, and any for a block that is not whole vectors.
+// Any stride: 16 and more, and all of a block that is not whole vectors.
 void butterflies_across(float* x, int dim, int stride) {
   for (int first = 0; first < dim; first += 2 * stride)
     for (int i = first; i < first + stride; ++i) {
@@ -93,14 +96,13 @@ void butterflies_across(float* x, int dim, int stride) {
 
 // As formats/rotation.py: signs, single additions with strides 1, 2, 4, ..., and the factor last.
 void rotate_row(const CodeGrid& grid, float* x, int dim) {
-  for (int i = 0; i < dim; ++i) x[i] *= grid.signs[static_cast<std::size_t>(i)];
+  const float* signs = grid.signs.data();
   int stride = 1;
   if (grid.rotation_block % kLanes == 0) {
-    butterflies_within<1>(x, dim);
-    butterflies_within<2>(x, dim);
-    butterflies_within<4>(x, dim);
-    butterflies_within<8>(x, dim);
+    butterflies_within(x, signs, dim);
     stride = kLanes;
+  } else {
+    for (int i = 0; i < dim; ++i) x[i] *= signs[i];
   }
   for (; stride < grid.rotation_block; stride *= 2) butterflies_across(x, dim, stride);
   const float factor = static_cast<float>(1 / std::sqrt(static_cast<double>(grid.rotation_block)));
@@ -137,9 +139,7 @@ struct Coder {
       if constexpr (kMethod == GridMethod::kFloat8E4M3) {
         return Lanes::to_e4m3(Lanes::max(Lanes::min(share, top), bottom));
       } else {
-        Lanes::Ints count = Lanes::zeros();
-        for (const float edge : grid.boundaries) count = Lanes::count_if_reached(count, share, edge);
-        return count;
+        return Lanes::count_reached(share, grid.boundaries.data());
       }
     }
   }

@@ -17,7 +17,6 @@ struct Lanes {
   };
 
   static KV_INLINE Floats set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-  static KV_INLINE Ints zeros() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static KV_INLINE Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
   static KV_INLINE __m128i load_halves(const std::uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
   static KV_INLINE Floats load_float16(const std::uint16_t* p) {
@@ -82,10 +81,14 @@ struct Lanes {
   static KV_INLINE Ints plus(Ints x, std::int32_t y) {
     return {_mm256_add_epi32(x.low, _mm256_set1_epi32(y)), _mm256_add_epi32(x.high, _mm256_set1_epi32(y))};
   }
-  static KV_INLINE Ints count_if_reached(Ints count, Floats x, float edge) {
-    const __m256 at = _mm256_set1_ps(edge);  // a comparison that holds is -1
-    return {_mm256_sub_epi32(count.low, _mm256_castps_si256(_mm256_cmp_ps(x.low, at, _CMP_GE_OQ))),
-            _mm256_sub_epi32(count.high, _mm256_castps_si256(_mm256_cmp_ps(x.high, at, _CMP_GE_OQ)))};
+  static KV_INLINE Ints count_reached(Floats x, const float* edges) {
+    Ints count{_mm256_setzero_si256(), _mm256_setzero_si256()};
+    for (int i = 0; i < 15; ++i) {
+      const __m256 edge = _mm256_set1_ps(edges[i]);  // a comparison that holds is -1
+      count.low = _mm256_sub_epi32(count.low, _mm256_castps_si256(_mm256_cmp_ps(x.low, edge, _CMP_GE_OQ)));
+      count.high = _mm256_sub_epi32(count.high, _mm256_castps_si256(_mm256_cmp_ps(x.high, edge, _CMP_GE_OQ)));
+    }
+    return count;
   }
   static KV_INLINE __m256i to_e4m3(__m256 x) {
     const __m256i bits = _mm256_castps_si256(x), sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));

@@ -13,7 +13,6 @@ struct Lanes {
   using Ints = __m512i;
 
   static KV_INLINE Floats set(float x) { return _mm512_set1_ps(x); }
-  static KV_INLINE Ints zeros() { return _mm512_setzero_si512(); }
   static KV_INLINE Floats load(const float* p) { return _mm512_loadu_ps(p); }
   static KV_INLINE __m256i load_halves(const std::uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static KV_INLINE Floats load_float16(const std::uint16_t* p) { return _mm512_cvtph_ps(load_halves(p)); }
@@ -48,8 +47,14 @@ struct Lanes {
   }
   static KV_INLINE Ints to_ints(Floats whole) { return _mm512_cvtps_epi32(whole); }
   static KV_INLINE Ints plus(Ints x, std::int32_t y) { return _mm512_add_epi32(x, _mm512_set1_epi32(y)); }
-  static KV_INLINE Ints count_if_reached(Ints count, Floats x, float edge) {
-    return _mm512_mask_add_epi32(count, _mm512_cmp_ps_mask(x, set(edge), _CMP_GE_OQ), count, _mm512_set1_epi32(1));
+  template <int kStep>
+  static KV_INLINE Ints halve(Ints count, Floats x, Floats edges) {
+    const Floats edge = _mm512_permutexvar_ps(plus(count, kStep - 1), edges);
+    return _mm512_mask_add_epi32(count, _mm512_cmp_ps_mask(x, edge, _CMP_GE_OQ), count, _mm512_set1_epi32(kStep));
+  }
+  static KV_INLINE Ints count_reached(Floats x, const float* edges) {
+    const Floats all = _mm512_maskz_loadu_ps(0x7FFF, edges);
+    return halve<1>(halve<2>(halve<4>(halve<8>(_mm512_setzero_si512(), x, all), x, all), x, all), x, all);
   }
   static KV_INLINE Ints to_e4m3(Floats x) {
     const __m512i bits = _mm512_castps_si512(x), sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));

@@ -31,7 +31,6 @@ struct Lanes {
   }
 
   static KV_INLINE Floats set(float x) { return floats([&](int) { return x; }); }
-  static KV_INLINE Ints zeros() { return ints([](int) { return 0; }); }
   static KV_INLINE Floats load(const float* p) { return floats([&](int i) { return p[i]; }); }
   static KV_INLINE Floats load_float16(const std::uint16_t* p) { return floats([&](int i) { return widened_float16(p[i]); }); }
   static KV_INLINE Floats load_bfloat16(const std::uint16_t* p) { return floats([&](int i) { return from_bfloat16(p[i]); }); }
@@ -83,9 +82,11 @@ struct Lanes {
     return ints([&](int i) { return static_cast<std::int32_t>(whole.at[i]); });
   }
   static KV_INLINE Ints plus(const Ints& x, std::int32_t y) { return ints([&](int i) { return x.at[i] + y; }); }
-  // One more in each lane that reaches `edge`.
-  static KV_INLINE Ints count_if_reached(const Ints& count, const Floats& x, float edge) {
-    return ints([&](int i) { return count.at[i] + (x.at[i] >= edge); });
+  // How many of fifteen edges, which rise, each lane reaches.
+  static KV_INLINE Ints count_reached(const Floats& x, const float* edges) {
+    Ints count = ints([](int) { return 0; });
+    for (int edge = 0; edge < 15; ++edge) count = ints([&](int i) { return count.at[i] + (x.at[i] >= edges[edge]); });
+    return count;
   }
   static KV_INLINE Ints to_e4m3(const Floats& x) {
     return ints([&](int i) { return static_cast<std::int32_t>(to_float8_e4m3(x.at[i])); });

@@ -1,6 +1,6 @@
 """Codes by the compiled module: the bytes that the codecs in `kvassay.formats` compute, for the formats it knows.
 
-Those are integers of 2, 4 and 8 bits, NF4 with an absmax and float8 e4m3, with a scale for each group of channels, token
+Those are plain floats, integers of 2, 4 and 8 bits, NF4 with an absmax and float8 e4m3, with a scale for each group of channels, token
 or channel of a block, with or without a rotation. All others are left to their codecs: means and static scales, shared
 exponents, outliers, 3, 5 and 6 bits, ggml's blocks, and the codebooks that are fitted to a row.
 """
@@ -32,6 +32,8 @@ _CHANNEL_STEP = 16
 
 def encodes(spec: QuantSpec) -> bool:
     """True where `encode` serves a spec."""
+    if spec.is_exact:
+        return native_state().missing is None
     return (
         _method(spec) is not None
         and spec.granularity in (Granularity.GROUP, Granularity.TOKEN_HEAD, Granularity.CHANNEL)
@@ -91,19 +93,41 @@ def _is_servable(spec: QuantSpec, shape: torch.Size) -> bool:
     return spec.tokens_per_block == 1 or dim % _CHANNEL_STEP == 0
 
 
+def fit(values: Tensor, kept: torch.dtype) -> bool:
+    """Whether `[batch, kv_heads, tokens, dim]` are finite once rounded to `kept`; False also where that is not known."""
+    if not values.numel():
+        return True
+    if not _is_readable(values, kept):
+        return False
+    return native_module().keep_rows(_dense_rows(values), FLOAT_TYPES[kept], None, instruction_set())
+
+
+def _is_readable(values: Tensor, kept: torch.dtype) -> bool:
+    return (
+        {values.dtype, kept} <= FLOAT_TYPES.keys()
+        and values.is_cpu
+        and values.numel() > 0
+        and native_state().missing is None
+    )
+
+
+def _dense_rows(values: Tensor) -> Tensor:
+    """Without a graph, channels side by side."""
+    values = values.detach()
+    return values if values.stride(3) == 1 else values.contiguous()
+
+
 def encode(spec: QuantSpec, values: Tensor, kept: torch.dtype | None = None) -> Encoded | None:
     """Codes of `[batch, kv_heads, tokens, dim]`; None where the codec must do it or has an error to raise.
 
     Values are rounded to `kept` first, if it is given.
     """
     kept = values.dtype if kept is None else kept
-    if not {values.dtype, kept} <= FLOAT_TYPES.keys() or not values.is_cpu or not values.numel():
+    if spec.is_exact:
+        return _encode_floats(getattr(torch, spec.code_dtype), values, kept)
+    if not _is_readable(values, kept) or not _is_servable(spec, values.shape):
         return None
-    if not _is_servable(spec, values.shape):
-        return None
-    values = values.detach()
-    if values.stride(3) != 1:
-        values = values.contiguous()
+    values = _dense_rows(values)
     batch, heads, tokens, dim = values.shape
     block, grid = spec.tokens_per_block, code_grid(spec, dim)
     assert spec.scale_dtype is not None, "the caller asked whether the spec is served"
@@ -128,3 +152,13 @@ def encode(spec: QuantSpec, values: Tensor, kept: torch.dtype | None = None) -> 
         streams["minimums"] = minimums
     # Scale and minimum are rounded outward, so no value saturates.
     return Encoded(streams, 0)
+
+
+def _encode_floats(dtype: torch.dtype, values: Tensor, kept: torch.dtype) -> Encoded | None:
+    if not _is_readable(values, kept) or kept not in (values.dtype, dtype):
+        return None  # the module rounds once
+    codes = torch.empty(values.shape, dtype=dtype)
+    rows = codes.view(torch.uint8).numpy()
+    if not native_module().keep_rows(_dense_rows(values), FLOAT_TYPES[dtype], rows, instruction_set()):
+        return None
+    return Encoded({"codes": codes.unsqueeze(3)}, 0)
