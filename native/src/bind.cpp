@@ -6,8 +6,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "dispatch.h"
 #include "encode.h"
@@ -217,9 +220,15 @@ FloatType float_type(int type) {
   return static_cast<FloatType>(type);
 }
 
-std::shared_ptr<CodeGrid> make_grid(int method, int num_bits, bool symmetric, bool is_signed, int group, int block_tokens,
-                                    int scale_type, std::vector<float> boundaries, std::vector<float> signs,
-                                    int rotation_block) {
+// A grid and the signs it owns.
+struct BoundGrid {
+  CodeGrid grid;
+  std::vector<float> signs;
+};
+
+std::shared_ptr<BoundGrid> make_grid(int method, int num_bits, bool symmetric, bool is_signed, int group, int block_tokens,
+                                     int scale_type, const std::vector<float>& boundaries, std::vector<float> signs,
+                                     int rotation_block) {
   require(method >= 0 && method <= 2, "unknown method");
   require(num_bits == 2 || num_bits == 4 || num_bits == 8, "codes have 2, 4 or 8 bits");
   require(!is_signed || (num_bits == 8 && symmetric), "signed codes have 8 bits and a symmetric grid");
@@ -231,13 +240,28 @@ std::shared_ptr<CodeGrid> make_grid(int method, int num_bits, bool symmetric, bo
   require(signs.empty() || (rotation_block > 0 && (rotation_block & (rotation_block - 1)) == 0 &&
                             signs.size() % static_cast<std::size_t>(rotation_block) == 0),
           "a rotation has a sign for each channel, in blocks that are a power of two");
-  return std::make_shared<CodeGrid>(CodeGrid{static_cast<GridMethod>(method), num_bits, symmetric, is_signed, group,
-                                             block_tokens, static_cast<ScaleType>(scale_type), std::move(boundaries),
-                                             std::move(signs), rotation_block});
+  auto bound = std::make_shared<BoundGrid>();
+  bound->signs = std::move(signs);
+  CodeGrid& grid = bound->grid;
+  grid.method = static_cast<GridMethod>(method);
+  grid.num_bits = num_bits;
+  grid.symmetric = symmetric;
+  grid.is_signed = is_signed;
+  grid.group = group;
+  grid.block_tokens = block_tokens;
+  grid.scale_type = static_cast<ScaleType>(scale_type);
+  if (method == 1) std::copy(boundaries.begin(), boundaries.end(), grid.boundaries);
+  if (!bound->signs.empty()) {
+    grid.signs = bound->signs.data();
+    grid.rotation_block = rotation_block;
+    grid.rotation_factor = static_cast<float>(1 / std::sqrt(static_cast<double>(rotation_block)));
+  }
+  return bound;
 }
 
-void require_serves(const CodeGrid& grid, int dim) {
-  require(grid.signs.empty() || grid.signs.size() == static_cast<std::size_t>(dim), "a rotation is for another dim");
+void require_serves(const BoundGrid& bound, int dim) {
+  const CodeGrid& grid = bound.grid;
+  require(bound.signs.empty() || bound.signs.size() == static_cast<std::size_t>(dim), "a rotation is for another dim");
   require(grid.block_tokens > 1 ? dim % 16 == 0 : dim % grid.group == 0, "groups must divide rows");
 }
 
@@ -263,11 +287,12 @@ Vectors vectors_of(const ValueArray& values) {
           values.stride(2)};
 }
 
-bool encode_rows_bound(const CodeGrid& grid, ValueArray values, int kept, OutBytes codes, OutBytes scales,
+bool encode_rows_bound(const BoundGrid& bound, ValueArray values, int kept, OutBytes codes, OutBytes scales,
                        std::optional<OutBytes> minimums, const std::string& instruction_set) {
   const Vectors vectors = vectors_of(values);
+  const CodeGrid& grid = bound.grid;
   const int dim = static_cast<int>(values.shape(3));
-  require_serves(grid, dim);
+  require_serves(bound, dim);
   require(vectors.tokens % grid.block_tokens == 0, "tokens are whole blocks");
   const auto rows = static_cast<std::size_t>(vectors.sequences * vectors.heads * vectors.tokens);
   const std::size_t expected = rows / static_cast<std::size_t>(grid.block_tokens) * scale_nbytes(grid, dim);
@@ -279,9 +304,9 @@ bool encode_rows_bound(const CodeGrid& grid, ValueArray values, int kept, OutByt
   to.scales = scales.data();
   if (minimums) to.minimums = minimums->data();
   const FloatType kept_type = float_type(kept);
-  const EncodeRows encode = encode_rows_of(instruction_set);
+  const EncodeRows form = encode_rows_of(instruction_set);
   nb::gil_scoped_release release;
-  return encode(&grid, vectors, dim, kept_type, to);
+  return encode_rows(form, &grid, vectors, dim, kept_type, to);
 }
 
 // Values as `kept` holds them. False where one is not finite then; without an array of rows that is all it says.
@@ -291,9 +316,9 @@ bool keep_rows_bound(ValueArray values, int kept, std::optional<OutBytes> rows, 
   require(!rows || rows->size() == values.size() * nbytes_of(kept_type), "rows do not fit");
   EncodedRows to;
   if (rows) to.kept = rows->data();
-  const EncodeRows encode = encode_rows_of(instruction_set);
+  const EncodeRows form = encode_rows_of(instruction_set);
   nb::gil_scoped_release release;
-  return encode(nullptr, vectors, static_cast<int>(values.shape(3)), kept_type, to);
+  return encode_rows(form, nullptr, vectors, static_cast<int>(values.shape(3)), kept_type, to);
 }
 
 StepArray make_step_array(const PagedRegion& region, PageArray pages) {
@@ -303,7 +328,7 @@ StepArray make_step_array(const PagedRegion& region, PageArray pages) {
 
 // A side whose tokens have room in their pages for `steps` appends.
 std::shared_ptr<StepSide> make_step_side(int sequences, int heads, int dim, int kept,
-                                         const std::shared_ptr<CodeGrid>& grid, const std::vector<StepArray>& coded, std::int64_t coded_place,
+                                         const std::shared_ptr<BoundGrid>& grid, const std::vector<StepArray>& coded, std::int64_t coded_place,
                                          const std::vector<StepArray>& tail, std::int64_t tail_place,
                                          std::int64_t oldest_place, std::int64_t steps,
                                          const std::string& instruction_set) {
@@ -312,7 +337,7 @@ std::shared_ptr<StepSide> make_step_side(int sequences, int heads, int dim, int 
   side->heads = heads;
   side->dim = dim;
   side->kept = float_type(kept);
-  side->grid = grid;
+  if (grid) side->grid = std::shared_ptr<const CodeGrid>(grid, &grid->grid);
   side->encode = encode_rows_of(instruction_set);
   side->is_coded = !coded.empty();
   side->enters_tail = !tail.empty();
@@ -331,12 +356,12 @@ std::shared_ptr<StepSide> make_step_side(int sequences, int heads, int dim, int 
   };
   if (side->is_coded && grid) {
     require_serves(*grid, dim);
-    require(grid->block_tokens == 1, "single tokens have no scales of channels");
-    require(coded.size() == (grid->symmetric ? 2u : 3u), "codes, scales and minimums have an array each");
-    const std::size_t scales = scale_nbytes(*grid, dim);
-    place(coded[0], width * static_cast<std::size_t>(grid->num_bits) / 8, coded_place, side->codes);
+    require(side->grid->block_tokens == 1, "single tokens have no scales of channels");
+    require(coded.size() == (side->grid->symmetric ? 2u : 3u), "codes, scales and minimums have an array each");
+    const std::size_t scales = scale_nbytes(*side->grid, dim);
+    place(coded[0], width * static_cast<std::size_t>(side->grid->num_bits) / 8, coded_place, side->codes);
     place(coded[1], scales, coded_place, side->scales);
-    if (!grid->symmetric) place(coded[2], scales, coded_place, side->minimums);
+    if (!side->grid->symmetric) place(coded[2], scales, coded_place, side->minimums);
   } else if (side->is_coded) {
     require(coded.size() == 1, "floats are one array");
     place(coded[0], kept_nbytes, coded_place, side->codes);
@@ -395,7 +420,7 @@ NB_MODULE(_native, module) {
            "unit_nbytes"_a, "row_nbytes"_a);
   module.def("write_rows", &write_rows_bound, "region"_a, "pages"_a, "first"_a, "count"_a, "rows"_a);
   module.def("read_rows", &read_rows_bound, "region"_a, "pages"_a, "first"_a, "count"_a, "rows"_a);
-  nb::class_<CodeGrid>(module, "CodeGrid")
+  nb::class_<BoundGrid>(module, "CodeGrid")
       .def(nb::new_(&make_grid), "method"_a, "num_bits"_a, "symmetric"_a, "is_signed"_a, "group"_a, "block_tokens"_a,
            "scale_type"_a, "boundaries"_a, "signs"_a, "rotation_block"_a);
   module.def("encode_rows", &encode_rows_bound, "grid"_a, "values"_a, "kept"_a, "codes"_a, "scales"_a, "minimums"_a.none(),

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "tile_format.h"
 
@@ -31,9 +30,10 @@ struct CodeGrid {
   int group = 0;
   int block_tokens = 1;   // above 1, scales are those of channels
   ScaleType scale_type = ScaleType::kFloat16;
-  std::vector<float> boundaries;  // of a table, rising: a code is the number of them that a value reaches
-  std::vector<float> signs;       // a rotation's, one a channel; empty without one
+  float boundaries[15] = {};      // of a table, rising: a code is the number of them that a value reaches
+  const float* signs = nullptr;   // a rotation's, one a channel; null without one
   int rotation_block = 0;         // channels that are rotated together
+  float rotation_factor = 1;      // what they are multiplied with at last
 
   KV_INLINE int scales_of_block(int dim) const { return block_tokens > 1 ? dim : dim / group; }
 };
@@ -54,12 +54,29 @@ struct EncodedRows {
   std::uint8_t* minimums = nullptr;
 };
 
-// Values are rounded to `kept`, as tokens are that wait, and then coded by `grid` (null: no codes are wanted). False
-// where a value is not finite in `kept` or a scale does not fit its type; what was written then means nothing.
-using EncodeRows = bool (*)(const CodeGrid* grid, const Vectors& vectors, int dim, FloatType kept, const EncodedRows& to);
+// Memory that a call works in.
+struct EncodeScratch {
+  float* values = nullptr;          // of encode_batch_rows() rows
+  std::uint8_t* kept_row = nullptr;
+};
 
-// The one that is compiled for an instruction set of `instruction_sets()`; the fastest, where the name is empty.
+// One compiled form of `encode_rows`.
+using EncodeRows = bool (*)(const CodeGrid* grid, const Vectors& vectors, int dim, FloatType kept, const EncodedRows& to,
+                            const EncodeScratch& scratch);
+
+// Rows that are coded together: those of a block, or as many as have sixteen scales.
+KV_INLINE int encode_batch_rows(const CodeGrid* grid, int dim) {
+  if (!grid) return 1;
+  if (grid->block_tokens > 1) return grid->block_tokens;
+  return dim / grid->group < 16 ? 16 / (dim / grid->group) : 1;
+}
+
+// The form that is compiled for an instruction set of `instruction_sets()`; for the fastest, where the name is empty.
 // Throws std::invalid_argument for another.
 EncodeRows encode_rows_of(const std::string& instruction_set);
+
+// Values are rounded to `kept`, as tokens are that wait, and then coded by `grid` (null: no codes are wanted). False
+// where a value is not finite in `kept` or a scale does not fit its type; what was written then means nothing.
+bool encode_rows(EncodeRows form, const CodeGrid* grid, const Vectors& vectors, int dim, FloatType kept, const EncodedRows& to);
 
 }  // namespace kvassay

@@ -1,17 +1,16 @@
 // Vectors to codes, compiled once for each instruction set over its `Lanes`. Nothing here may become a product and sum
 // in one operation (-ffp-contract=off), and every function is part of its translation unit alone: one that is shared
-// could be taken from the wrong one.
+// could be taken from the wrong one. So there are no templates of the standard library.
 //
 // A row is rounded to what tokens are kept in (take_row), turned where its grid says so (rotate_row), and coded with some
 // others: by group (encode_groups) or, with all tokens of its block, by channel (encode_channels).
 #pragma once
-#include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "encode.h"
 #include "floats.h"
 #include "grid_parameters.h"
+#include "unroll.h"
 
 namespace kvassay {
 namespace KVASSAY_ISA {
@@ -76,37 +75,64 @@ TakeRow take_row_of(FloatType given, FloatType kept) {
 
 // --- Rotation ----------------------------------------------------------------------------------------------------------
 
-// Signs, and strides 1, 2, 4 and 8, which stay within sixteen channels.
-void butterflies_within(float* x, const float* signs, int dim) {
-  for (int i = 0; i < dim; i += kLanes) {
-    const Lanes::Floats turned = Lanes::mul(Lanes::load(x + i), Lanes::load(signs + i));
-    Lanes::store(x + i, Lanes::butterfly<8>(Lanes::butterfly<4>(Lanes::butterfly<2>(Lanes::butterfly<1>(turned)))));
+template <int kVectors, int kStride = 1>
+KV_INLINE void butterflies_across(Lanes::Floats* x) {
+  if constexpr (kStride < kVectors) {
+    unroll<kVectors>([&](auto at) {
+      constexpr int i = decltype(at){};
+      if constexpr (!(i & kStride)) {
+        const Lanes::Floats even = x[i], odd = x[i + kStride];
+        x[i] = Lanes::add(even, odd);
+        x[i + kStride] = Lanes::sub(even, odd);
+      }
+    });
+    butterflies_across<kVectors, 2 * kStride>(x);
   }
 }
 
-// Any stride: 16 and more, and all of a block that is not whole vectors.
-void butterflies_across(float* x, int dim, int stride) {
-  for (int first = 0; first < dim; first += 2 * stride)
-    for (int i = first; i < first + stride; ++i) {
-      const float even = x[i], odd = x[i + stride];
-      x[i] = even + odd;
-      x[i + stride] = even - odd;
-    }
+// A block of 16 kVectors channels, in registers: strides 1 to 8 stay within a vector, the others go across them.
+template <int kVectors>
+void rotate_vectors(float* x, const float* signs, float factor) {
+  Lanes::Floats all[kVectors];
+  unroll<kVectors>([&](auto at) {
+    constexpr int i = decltype(at){};
+    const Lanes::Floats turned = Lanes::mul(Lanes::load(x + i * kLanes), Lanes::load(signs + i * kLanes));
+    all[i] = Lanes::butterfly<8>(Lanes::butterfly<4>(Lanes::butterfly<2>(Lanes::butterfly<1>(turned))));
+  });
+  butterflies_across<kVectors>(all);
+  unroll<kVectors>([&](auto at) {
+    constexpr int i = decltype(at){};
+    Lanes::store(x + i * kLanes, Lanes::mul(all[i], Lanes::set(factor)));
+  });
+}
+
+// A block of any size, number by number.
+void rotate_numbers(float* x, const float* signs, int block, float factor) {
+  for (int i = 0; i < block; ++i) x[i] *= signs[i];
+  for (int stride = 1; stride < block; stride *= 2)
+    for (int first = 0; first < block; first += 2 * stride)
+      for (int i = first; i < first + stride; ++i) {
+        const float even = x[i], odd = x[i + stride];
+        x[i] = even + odd;
+        x[i + stride] = even - odd;
+      }
+  for (int i = 0; i < block; ++i) x[i] *= factor;
 }
 
 // As formats/rotation.py: signs, single additions with strides 1, 2, 4, ..., and the factor last.
 void rotate_row(const CodeGrid& grid, float* x, int dim) {
-  const float* signs = grid.signs.data();
-  int stride = 1;
-  if (grid.rotation_block % kLanes == 0) {
-    butterflies_within(x, signs, dim);
-    stride = kLanes;
-  } else {
-    for (int i = 0; i < dim; ++i) x[i] *= signs[i];
+  const int block = grid.rotation_block;
+  const float factor = grid.rotation_factor;
+  for (int first = 0; first < dim; first += block) {
+    const float* signs = grid.signs + first;
+    switch (block) {
+      case 16: rotate_vectors<1>(x + first, signs, factor); break;
+      case 32: rotate_vectors<2>(x + first, signs, factor); break;
+      case 64: rotate_vectors<4>(x + first, signs, factor); break;
+      case 128: rotate_vectors<8>(x + first, signs, factor); break;
+      default: rotate_numbers(x + first, signs, block, factor); break;
+    }
   }
-  for (; stride < grid.rotation_block; stride *= 2) butterflies_across(x, dim, stride);
-  const float factor = static_cast<float>(1 / std::sqrt(static_cast<double>(grid.rotation_block)));
-  for (int i = 0; i < dim; ++i) x[i] *= factor;
 }
 
 // --- Codes -------------------------------------------------------------------------------------------------------------
@@ -139,7 +165,7 @@ struct Coder {
       if constexpr (kMethod == GridMethod::kFloat8E4M3) {
         return Lanes::to_e4m3(Lanes::max(Lanes::min(share, top), bottom));
       } else {
-        return Lanes::count_reached(share, grid.boundaries.data());
+        return Lanes::count_reached(share, grid.boundaries);
       }
     }
   }
@@ -250,17 +276,12 @@ EncodeBatch encode_batch_of(const CodeGrid& grid) {
 
 }  // namespace
 
-bool encode_rows(const CodeGrid* grid, const Vectors& vectors, int dim, FloatType kept, const EncodedRows& to) {
-  // Kept from call to call, so that no memory is asked for while decoding.
-  static thread_local std::vector<float> values;
-  static thread_local std::vector<std::uint8_t> kept_row;
+bool encode_rows(const CodeGrid* grid, const Vectors& vectors, int dim, FloatType kept, const EncodedRows& to,
+                 const EncodeScratch& scratch) {
   const bool by_channel = grid && grid->block_tokens > 1;
   const std::size_t width = static_cast<std::size_t>(dim), kept_nbytes = width * nbytes_of(kept);
   const std::size_t groups = grid && !by_channel ? width / static_cast<std::size_t>(grid->group) : 1;
-  // A batch is a block, or rows whose scales fill a vector.
-  const std::size_t batch = by_channel ? static_cast<std::size_t>(grid->block_tokens) : groups < kLanes ? kLanes / groups : 1;
-  if (values.size() < width * batch) values.resize(width * batch);
-  if (kept_row.size() < kept_nbytes) kept_row.resize(kept_nbytes);
+  const std::size_t batch = static_cast<std::size_t>(encode_batch_rows(grid, dim));
   const TakeRow take = take_row_of(vectors.type, kept);
   const EncodeBatch encode = grid ? encode_batch_of(*grid) : nullptr;
   const std::size_t code_nbytes = grid ? width * static_cast<std::size_t>(grid->num_bits) / 8 : 0;
@@ -268,7 +289,7 @@ bool encode_rows(const CodeGrid* grid, const Vectors& vectors, int dim, FloatTyp
   EncodedRows next = to;
   std::size_t waiting = 0;  // rows of the batch
   const auto encode_waiting = [&] {
-    if (!encode(*grid, values.data(), by_channel ? dim : static_cast<int>(waiting * groups), next)) return false;
+    if (!encode(*grid, scratch.values, by_channel ? dim : static_cast<int>(waiting * groups), next)) return false;
     const std::size_t numbers = (by_channel ? 1 : waiting) * scale_nbytes;
     next.codes += waiting * code_nbytes;
     next.scales += numbers;
@@ -281,11 +302,11 @@ bool encode_rows(const CodeGrid* grid, const Vectors& vectors, int dim, FloatTyp
       for (std::int64_t token = 0; token < vectors.tokens; ++token) {
         const std::ptrdiff_t element = sequence * vectors.sequence_stride + head * vectors.head_stride + token * vectors.token_stride;
         const std::uint8_t* from = vectors.data + element * static_cast<std::ptrdiff_t>(nbytes_of(vectors.type));
-        float* own = values.data() + waiting * width;
-        if (!take(from, dim, next.kept ? next.kept : kept_row.data(), own)) return false;
+        float* own = scratch.values + waiting * width;
+        if (!take(from, dim, next.kept ? next.kept : scratch.kept_row, own)) return false;
         if (next.kept) next.kept += kept_nbytes;
         if (!grid) continue;
-        if (!grid->signs.empty()) rotate_row(*grid, own, dim);
+        if (grid->signs) rotate_row(*grid, own, dim);
         if (++waiting == batch && !encode_waiting()) return false;
       }
   return !waiting || encode_waiting();

@@ -1,6 +1,5 @@
 // Scales and minimums as they are stored: rounded outward where their type has 16 bits, so that no value saturates.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 

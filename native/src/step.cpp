@@ -15,7 +15,7 @@ bool keep(const StepSide& side, const Vectors& given, std::vector<std::uint8_t>&
   rows.resize(row_count(side) * static_cast<std::size_t>(side.dim) * nbytes_of(side.kept));
   EncodedRows to;
   to.kept = rows.data();
-  return side.encode(nullptr, given, side.dim, side.kept, to);
+  return encode_rows(side.encode, nullptr, given, side.dim, side.kept, to);
 }
 
 bool code(const StepSide& side, const Vectors& given, Rows& rows) {
@@ -26,7 +26,7 @@ bool code(const StepSide& side, const Vectors& given, Rows& rows) {
   to.codes = rows.codes.data();
   to.scales = rows.scales.data();
   to.minimums = rows.minimums.data();
-  return side.encode(side.grid.get(), given, side.dim, side.kept, to);
+  return encode_rows(side.encode, side.grid.get(), given, side.dim, side.kept, to);
 }
 
 // The tail's oldest token, as the tail holds it.
