@@ -49,9 +49,9 @@ class SideCodec:
         """Codes of tokens `first` to `end - 1`, in pieces.
 
         `new` `[batch, kv_heads, tokens, dim]` begins with token `new_begin`, and is rounded to `kept`, as tokens are
-        that wait; `waiting(low, high)` gives older ones. `require_storable` raises for new values that cannot be rounded
-        so; it is called where the compiled module, which checks what it encodes, refuses some. Where `is_native` is False,
-        they were checked before.
+        that wait; `waiting(low, high)` gives older ones. `require_storable` raises for new values that cannot be
+        rounded so: it is called where the compiled module, which checks what it encodes, refuses some. Where
+        `is_native` is False, the caller has checked them.
         Raises RangeError for values that saturate, unless they are to be counted.
         """
         pieces: list[Encoded] = []

@@ -109,12 +109,21 @@ class LayerStep:
         if keys.shape != self._key_shape or values.shape != self._value_shape or keys.dtype != values.dtype:
             return False
         kind = FLOAT_TYPES.get(keys.dtype)
-        if kind is None or keys.stride(3) != 1 or values.stride(3) != 1 or not (keys.is_cpu and values.is_cpu):
+        if kind is None or not (keys.is_cpu and values.is_cpu):
             return False
-        if any(pool.changes != seen for pool, seen in self._pools) or not all(s.is_as_it_was for s in self._sides):
+        key_row, key_head, _, key_channel = keys.stride()
+        value_row, value_head, _, value_channel = values.stride()
+        if key_channel != 1 or value_channel != 1:
             return False
+        # Loops, since `any` and `all` take as long as the compiled call here.
+        for pool, seen in self._pools:
+            if pool.changes != seen:
+                return False
+        for side in self._sides:
+            if not side.is_as_it_was:
+                return False
         written = self._native.append(
-            keys.data_ptr(), values.data_ptr(), kind, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1)
+            keys.data_ptr(), values.data_ptr(), kind, key_row, key_head, value_row, value_head
         )
         if written:
             for side in self._sides:

@@ -1,8 +1,8 @@
 """Codes by the compiled module: the bytes that the codecs in `kvassay.formats` compute, for the formats it knows.
 
-Those are plain floats, integers of 2, 4 and 8 bits, NF4 with an absmax and float8 e4m3, with a scale for each group of channels, token
-or channel of a block, with or without a rotation. All others are left to their codecs: means and static scales, shared
-exponents, outliers, 3, 5 and 6 bits, ggml's blocks, and the codebooks that are fitted to a row.
+Those are plain floats, integers of 2, 4 and 8 bits, NF4 with an absmax and float8 e4m3, with a scale for each group of
+channels, token, or channel of a block, with or without a rotation. All others are left to their codecs: means, static
+scales, shared exponents, outliers, 3, 5 and 6 bits, ggml's blocks, and codebooks that are fitted to a row.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ def _grid_arguments(spec: QuantSpec, dim: int) -> dict[str, Any]:
     assert spec.scale_dtype is not None, "the caller asked whether the spec is served"
     rotation = rotation_block(spec, dim)
     signs = [] if spec.rotation is None else channel_signs(spec.rotation.seed, dim).tolist()
-    return dict(
-        method=_method(spec),
-        num_bits=spec.num_bits,
-        symmetric=spec.symmetric,
-        is_signed=spec.code_dtype == "int8",
-        group=_group(spec, dim),
-        block_tokens=spec.tokens_per_block,
-        scale_type=_SCALE_TYPES[spec.scale_dtype],
-        boundaries=midpoints(NF4_LEVELS) if _method(spec) == _TABLE else [],
-        signs=signs,
-        rotation_block=rotation or 0,
-    )
+    return {
+        "method": _method(spec),
+        "num_bits": spec.num_bits,
+        "symmetric": spec.symmetric,
+        "is_signed": spec.code_dtype == "int8",
+        "group": _group(spec, dim),
+        "block_tokens": spec.tokens_per_block,
+        "scale_type": _SCALE_TYPES[spec.scale_dtype],
+        "boundaries": midpoints(NF4_LEVELS) if _method(spec) == _TABLE else [],
+        "signs": signs,
+        "rotation_block": rotation or 0,
+    }
 
 
 def _group(spec: QuantSpec, dim: int) -> int:
@@ -94,7 +94,7 @@ def _is_servable(spec: QuantSpec, shape: torch.Size) -> bool:
 
 
 def fit(values: Tensor, kept: torch.dtype) -> bool:
-    """Whether `[batch, kv_heads, tokens, dim]` are finite once rounded to `kept`; False also where that is not known."""
+    """Whether `[batch, kv_heads, tokens, dim]` are finite once rounded to `kept`; False where nobody knows, too."""
     if not values.numel():
         return True
     if not _is_readable(values, kept):
