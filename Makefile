@@ -93,7 +93,7 @@ sanitize: $(STAMP)
 	cmake --build $(SANITIZED) --parallel 2
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 KVASSAY_NATIVE_MODULE="$$(echo $(SANITIZED)/_native*.so)" OMP_NUM_THREADS=1 \
-	  $(PYTHON) -m pytest tests/kernels tests/cache/test_step_append.py
+	  $(PYTHON) -m pytest tests/kernels tests/cache/test_step_append.py tests/cache/test_chunk_append.py
 
 clean:
 	rm -rf $(VENV) out
