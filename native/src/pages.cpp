@@ -45,16 +45,22 @@ void copy_in_page(std::uint8_t* array, std::size_t row_nbytes, int first, int en
   }
 }
 
-// Any other number of rows together.
+// Any other number of rows together, as scales of a whole page stand: unit by unit, so that places follow each other.
 template <class Unit, bool kWrite>
-void copy_spread(std::uint8_t* array, std::size_t row_nbytes, std::size_t together, int first, int end, std::uint8_t* rows) {
+void copy_spread(std::uint8_t* array, std::size_t row_nbytes, int together, int first, int end, std::uint8_t* rows) {
   const std::size_t units = row_nbytes / sizeof(Unit);
-  for (int i = first; i < end; ++i) {
-    const std::size_t place = static_cast<std::size_t>(i), within = place % together;
-    std::uint8_t* at = array + (place - within) * row_nbytes + within * sizeof(Unit);
-    for (std::size_t unit = 0; unit < units; ++unit, at += together * sizeof(Unit), rows += sizeof(Unit))
-      if constexpr (kWrite) std::memcpy(at, rows, sizeof(Unit));
-      else std::memcpy(rows, at, sizeof(Unit));
+  for (int i = first; i < end;) {
+    const int within = i % together, count = std::min(end - i, together - within);
+    std::uint8_t* group = array + static_cast<std::size_t>(i - within) * row_nbytes;
+    for (std::size_t unit = 0; unit < units; ++unit) {
+      std::uint8_t* place = group + (unit * static_cast<std::size_t>(together) + static_cast<std::size_t>(within)) * sizeof(Unit);
+      std::uint8_t* row = rows + unit * sizeof(Unit);
+      for (int k = 0; k < count; ++k, place += sizeof(Unit), row += row_nbytes)
+        if constexpr (kWrite) std::memcpy(place, row, sizeof(Unit));
+        else std::memcpy(row, place, sizeof(Unit));
+    }
+    i += count;
+    rows += static_cast<std::size_t>(count) * row_nbytes;
   }
 }
 
@@ -71,11 +77,10 @@ void copy_rows_of_head(const PagedRegion& region, std::uint8_t* array, int first
   } else if (region.unit_nbytes == 4 && region.together == 16) {
     copy_in_page<std::uint32_t, 16, kWrite>(array, nbytes, first, end, rows);
   } else {
-    const std::size_t together = static_cast<std::size_t>(region.together);
     switch (region.unit_nbytes) {
-      case 1: return copy_spread<std::uint8_t, kWrite>(array, nbytes, together, first, end, rows);
-      case 2: return copy_spread<std::uint16_t, kWrite>(array, nbytes, together, first, end, rows);
-      default: return copy_spread<std::uint32_t, kWrite>(array, nbytes, together, first, end, rows);
+      case 1: return copy_spread<std::uint8_t, kWrite>(array, nbytes, region.together, first, end, rows);
+      case 2: return copy_spread<std::uint16_t, kWrite>(array, nbytes, region.together, first, end, rows);
+      default: return copy_spread<std::uint32_t, kWrite>(array, nbytes, region.together, first, end, rows);
     }
   }
 }

@@ -257,15 +257,6 @@ class PagePool:
         self._put(pages, raw)
         self.close(pages)
 
-    def write_all(self, pages: PageIds, first_block: int, arrays: Sequence[tuple[Region, Tensor]]) -> None:
-        """`write` of several arrays, for which the pages are looked up once."""
-        addresses = self._native_addresses(pages)
-        for region, blocks in arrays:
-            if addresses is None:
-                self.write(region, pages, first_block, blocks)
-            else:
-                self._native.write(region, addresses, first_block, blocks)
-
     def write(self, region: Region, pages: PageIds, first_block: int, blocks: Tensor) -> None:
         """Write one array's blocks `[rows, heads, n, block_nbytes]` into `pages` `[rows, k]`.
 

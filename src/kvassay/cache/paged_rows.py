@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvassay.cache.page_pool import PageIds, PagePool
-from kvassay.core.paging import TABLE_ENTRY_NBYTES, Region
+from kvassay.core.paging import TABLE_ENTRY_NBYTES
 from kvassay.core.spec import DTYPE_NBYTES
 from kvassay.formats.base import Streams
 
@@ -132,11 +132,10 @@ class PagedRows:
             self.table = np.concatenate((self.table, fresh), axis=1)
         column = (self.end - self.start) // layout.tokens
         first_block = (self.end - self.start) % layout.tokens // layout.block_tokens
-        raw: list[tuple[Region, Tensor]] = []
         for region in layout.regions:
             array = arrays[region.stream.name]
-            raw.append((region, array.contiguous().view(torch.uint8).reshape(*array.shape[:3], region.block_nbytes)))
-        self.pool.write_all(self.table[:, column:], first_block, raw)
+            raw = array.contiguous().view(torch.uint8).reshape(*array.shape[:3], region.block_nbytes)
+            self.pool.write(region, self.table[:, column:], first_block, raw)
         self.end += tokens
         self.pool.close(self.table[:, column : (self.end - self.start) // layout.tokens])
 
