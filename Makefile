@@ -84,7 +84,7 @@ arm:
 	cmake --build build/arm --parallel 2
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/attend_test
 
-# The kernels' tests on a build that checks addresses and undefined behaviour.
+# The tests of kernels and appends on a build that checks addresses and undefined behaviour.
 SANITIZED := build/sanitize
 sanitize: $(STAMP)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check nanobind
@@ -93,7 +93,7 @@ sanitize: $(STAMP)
 	cmake --build $(SANITIZED) --parallel 2
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 KVASSAY_NATIVE_MODULE="$$(echo $(SANITIZED)/_native*.so)" OMP_NUM_THREADS=1 \
-	  $(PYTHON) -m pytest tests/kernels
+	  $(PYTHON) -m pytest tests/kernels tests/cache/test_step_append.py tests/cache/test_chunk_append.py
 
 clean:
 	rm -rf $(VENV) out

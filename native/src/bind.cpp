@@ -7,13 +7,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
-#include <stdexcept>
 
+#include "bind.h"
 #include "dispatch.h"
-#include "encode.h"
-#include "pages.h"
 #include "parallel.h"
-#include "step.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,12 +20,7 @@ namespace {
 
 using FloatArray = nb::ndarray<const float, nb::device::cpu, nb::c_contig>;
 using OutArray = nb::ndarray<float, nb::device::cpu, nb::c_contig>;
-using PageArray = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::device::cpu, nb::c_contig>;
 using MaskArray = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::device::cpu>;
-
-void require(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
 
 // A format and the table it owns.
 struct BoundFormat {
@@ -178,145 +170,6 @@ void attend_bound(FloatArray query, std::optional<FloatArray> coded_query, const
   attend(call, threads, instruction_set);
 }
 
-using ByteArray = nb::ndarray<const std::uint8_t, nb::device::cpu, nb::c_contig>;
-using OutBytes = nb::ndarray<std::uint8_t, nb::device::cpu, nb::c_contig>;
-
-PagedRegion make_region(std::size_t offset, std::size_t head_nbytes, int heads, int rows_in_page, int together,
-                        int unit_nbytes, std::size_t row_nbytes) {
-  require(heads > 0 && rows_in_page > 0 && row_nbytes > 0, "a region has heads, rows and bytes");
-  require(together > 0 && rows_in_page % together == 0, "rows that stand together fill the page");
-  require((unit_nbytes == 1 || unit_nbytes == 2 || unit_nbytes == 4) &&
-              row_nbytes % static_cast<std::size_t>(unit_nbytes) == 0,
-          "a row is whole units of 1, 2 or 4 bytes");
-  return {offset, head_nbytes, heads, rows_in_page, together, unit_nbytes, row_nbytes};
-}
-
-void require_rows(const PagedRegion& region, const PageArray& pages, std::int64_t first, std::int64_t count,
-                  std::size_t nbytes) {
-  require(first >= 0 && count > 0 && first + count <= static_cast<std::int64_t>(pages.shape(1)) * region.rows_in_page,
-          "rows reach beyond their pages");
-  require(nbytes == pages.shape(0) * static_cast<std::size_t>(region.heads) * static_cast<std::size_t>(count) *
-                        region.row_nbytes,
-          "bytes are not those of so many rows");
-}
-
-void write_rows_bound(const PagedRegion& region, PageArray pages, std::int64_t first, std::int64_t count, ByteArray rows) {
-  require_rows(region, pages, first, count, rows.size());
-  write_rows(region, pages.data(), static_cast<std::int64_t>(pages.shape(1)), static_cast<int>(pages.shape(0)), first,
-             count, rows.data());
-}
-
-void read_rows_bound(const PagedRegion& region, PageArray pages, std::int64_t first, std::int64_t count, OutBytes rows) {
-  require_rows(region, pages, first, count, rows.size());
-  read_rows(region, pages.data(), static_cast<std::int64_t>(pages.shape(1)), static_cast<int>(pages.shape(0)), first,
-            count, rows.data());
-}
-
-bool encode_integers_bound(FloatArray values, int dim, int group, int num_bits, bool symmetric, bool is_signed,
-                           int scale_type, OutBytes codes, OutBytes scales, std::optional<OutBytes> minimums) {
-  require(num_bits == 2 || num_bits == 4 || num_bits == 8, "codes have 2, 4 or 8 bits");
-  require(!is_signed || (num_bits == 8 && symmetric), "signed codes have 8 bits and a symmetric grid");
-  require(scale_type >= 0 && scale_type <= 2, "unknown scale type");
-  require(group > 0 && dim % group == 0 && group * num_bits % 8 == 0 && values.size() % static_cast<std::size_t>(dim) == 0,
-          "groups must divide rows and fill bytes");
-  const std::size_t rows = values.size() / static_cast<std::size_t>(dim), groups = static_cast<std::size_t>(dim / group);
-  const std::size_t itemsize = scale_type == 1 ? 4 : 2;
-  require(codes.size() == rows * static_cast<std::size_t>(dim) * static_cast<std::size_t>(num_bits) / 8, "codes do not fit");
-  require(scales.size() == rows * groups * itemsize, "scales do not fit");
-  require(symmetric || (minimums && minimums->size() == scales.size()), "minimums do not fit");
-  const IntegerGrid grid{num_bits, symmetric, is_signed, group, static_cast<ScaleType>(scale_type)};
-  return encode_integers(grid, values.data(), rows, dim, codes.data(), scales.data(),
-                         minimums ? minimums->data() : nullptr);
-}
-
-IntegerGrid make_grid(int num_bits, bool symmetric, bool is_signed, int group, int scale_type) {
-  require(num_bits == 2 || num_bits == 4 || num_bits == 8, "codes have 2, 4 or 8 bits");
-  require(!is_signed || (num_bits == 8 && symmetric), "signed codes have 8 bits and a symmetric grid");
-  require(scale_type >= 0 && scale_type <= 2, "unknown scale type");
-  require(group > 0 && group * num_bits % 8 == 0, "a group fills bytes");
-  return {num_bits, symmetric, is_signed, group, static_cast<ScaleType>(scale_type)};
-}
-
-StepArray make_step_array(const PagedRegion& region, PageArray pages) {
-  require(pages.shape(1) == 1, "a step writes to one page of each sequence");
-  return {region, {pages.data(), pages.data() + pages.shape(0)}};
-}
-
-FloatType float_type(int type) {
-  require(type >= 0 && type <= 2, "unknown type of floats");
-  return static_cast<FloatType>(type);
-}
-
-// A side whose tokens have room in their pages for `steps` appends.
-std::shared_ptr<StepSide> make_step_side(int sequences, int heads, int dim, int kept, std::optional<IntegerGrid> grid,
-                                         const std::vector<StepArray>& coded, std::int64_t coded_place,
-                                         const std::vector<StepArray>& tail, std::int64_t tail_place,
-                                         std::int64_t oldest_place, std::int64_t steps) {
-  auto side = std::make_shared<StepSide>();
-  side->sequences = sequences;
-  side->heads = heads;
-  side->dim = dim;
-  side->kept = float_type(kept);
-  side->grid = grid;
-  side->is_coded = !coded.empty();
-  side->enters_tail = !tail.empty();
-  side->coded_place = coded_place;
-  side->tail_place = tail_place;
-  side->oldest_place = oldest_place;
-  require(sequences > 0 && heads > 0 && dim > 0 && steps > 0, "a side has sequences, heads, dim and steps");
-  require(side->is_coded || side->enters_tail, "a token goes somewhere");
-  const std::size_t width = static_cast<std::size_t>(dim), kept_nbytes = width * (kept == 0 ? 4 : 2);
-  const auto place = [&](const StepArray& from, std::size_t row_nbytes, std::int64_t first, StepArray& to) {
-    require(from.region.heads == heads && from.region.row_nbytes == row_nbytes &&
-                from.pages.size() == static_cast<std::size_t>(sequences),
-            "an array is not of so many sequences, heads and bytes");
-    require(first >= 0 && first + steps <= from.region.rows_in_page, "steps reach beyond the page");
-    to = from;
-  };
-  if (side->is_coded && grid) {
-    require(dim % grid->group == 0, "groups must divide rows");
-    require(coded.size() == (grid->symmetric ? 2u : 3u), "codes, scales and minimums have an array each");
-    const std::size_t scales = width / static_cast<std::size_t>(grid->group) * (grid->scale_type == ScaleType::kFloat32 ? 4 : 2);
-    place(coded[0], width * static_cast<std::size_t>(grid->num_bits) / 8, coded_place, side->codes);
-    place(coded[1], scales, coded_place, side->scales);
-    if (!grid->symmetric) place(coded[2], scales, coded_place, side->minimums);
-  } else if (side->is_coded) {
-    require(coded.size() == 1, "floats are one array");
-    place(coded[0], kept_nbytes, coded_place, side->codes);
-  }
-  if (side->enters_tail) {
-    require(tail.size() == (side->is_coded ? 2u : 1u), "a tail that is coded has a first and a last page");
-    place(tail[0], kept_nbytes, tail_place, side->tail);
-    if (side->is_coded) place(tail[1], kept_nbytes, oldest_place, side->oldest);
-  }
-  return side;
-}
-
-// The sides of a layer, and how many steps they have room for.
-struct BoundStep {
-  std::vector<std::shared_ptr<StepSide>> sides;
-  std::int64_t left = 0;
-};
-
-std::shared_ptr<BoundStep> make_step(std::vector<std::shared_ptr<StepSide>> sides, std::int64_t steps) {
-  require(sides.size() == 2, "a layer has keys and values");
-  return std::make_shared<BoundStep>(BoundStep{std::move(sides), steps});
-}
-
-bool append_bound(BoundStep& step, std::uintptr_t keys, std::uintptr_t values, int type, std::int64_t key_sequence,
-                  std::int64_t key_head, std::int64_t value_sequence, std::int64_t value_head) {
-  require(step.left > 0, "the pages are full");
-  const FloatType given = float_type(type);
-  const NewVectors vectors[2] = {
-      {reinterpret_cast<const std::uint8_t*>(keys), given, key_sequence, key_head},
-      {reinterpret_cast<const std::uint8_t*>(values), given, value_sequence, value_head},
-  };
-  StepSide* sides[2] = {step.sides[0].get(), step.sides[1].get()};
-  if (!append_step(sides, vectors, 2)) return false;
-  --step.left;
-  return true;
-}
-
 }  // namespace
 }  // namespace kvassay
 
@@ -332,23 +185,7 @@ NB_MODULE(_native, module) {
   module.def("attend", &attend_bound, "query"_a, "coded_query"_a.none(), "keys"_a,
              "values"_a, "out"_a, "coded_out"_a.none(), "kv_heads"_a, "scaling"_a, "softcap"_a,
              "sinks"_a.none(), "own_column"_a, "mask"_a.none(), "threads"_a, "instruction_set"_a);
-  nb::class_<PagedRegion>(module, "PagedRegion")
-      .def(nb::new_(&make_region), "offset"_a, "head_nbytes"_a, "heads"_a, "rows_in_page"_a, "together"_a,
-           "unit_nbytes"_a, "row_nbytes"_a);
-  module.def("write_rows", &write_rows_bound, "region"_a, "pages"_a, "first"_a, "count"_a, "rows"_a);
-  module.def("read_rows", &read_rows_bound, "region"_a, "pages"_a, "first"_a, "count"_a, "rows"_a);
-  module.def("encode_integers", &encode_integers_bound, "values"_a, "dim"_a, "group"_a, "num_bits"_a, "symmetric"_a,
-             "is_signed"_a, "scale_type"_a, "codes"_a, "scales"_a, "minimums"_a.none());
-  nb::class_<IntegerGrid>(module, "IntegerGrid")
-      .def(nb::new_(&make_grid), "num_bits"_a, "symmetric"_a, "is_signed"_a, "group"_a, "scale_type"_a);
-  nb::class_<StepArray>(module, "StepArray").def(nb::new_(&make_step_array), "region"_a, "pages"_a);
-  nb::class_<StepSide>(module, "StepSide")
-      .def(nb::new_(&make_step_side), "sequences"_a, "heads"_a, "dim"_a, "kept"_a, "grid"_a.none(), "coded"_a,
-           "coded_place"_a, "tail"_a, "tail_place"_a, "oldest_place"_a, "steps"_a);
-  nb::class_<BoundStep>(module, "Step")
-      .def(nb::new_(&make_step), "sides"_a, "steps"_a)
-      .def("append", &append_bound, "keys"_a, "values"_a, "type"_a, "key_sequence"_a, "key_head"_a, "value_sequence"_a,
-           "value_head"_a);
+  bind_append(module);
   module.def("instruction_sets", &instruction_sets);
   module.def("thread_source", &thread_source);
 }

@@ -30,9 +30,9 @@ const InstructionSet kSets[] = {
     {"generic", always, generic::attend},
 };
 
-AttendRange attend_of(const std::string& name) {
+const InstructionSet& set_of(const std::string& name) {
   for (const InstructionSet& set : kSets)
-    if (set.is_present() && (name.empty() || name == set.name)) return set.attend;
+    if (set.is_present() && (name.empty() || name == set.name)) return set;
   throw std::invalid_argument("instruction set '" + name + "' is not compiled in, or this processor does not have it");
 }
 
@@ -92,6 +92,8 @@ void merge(const AttentionCall& call, const Partial* ranges, int num_ranges, int
 
 }  // namespace
 
+std::string chosen_set(const std::string& asked) { return set_of(asked).name; }
+
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
   for (const InstructionSet& set : kSets)
@@ -100,7 +102,7 @@ std::vector<std::string> instruction_sets() {
 }
 
 void attend(const AttentionCall& call, int threads, const std::string& instruction_set) {
-  const AttendRange attend_range = attend_of(instruction_set);
+  const AttendRange attend_range = set_of(instruction_set).attend;
   const int queries = call.ratio * call.queries;
   const std::int64_t first_range = call.first_column / kRangeTokens;
   const int num_ranges = static_cast<int>((call.columns + kRangeTokens - 1) / kRangeTokens - first_range);

@@ -1,40 +1,39 @@
 #include "encode.h"
 
+#include <vector>
+
+#include "dispatch.h"
+
 namespace kvassay {
 
-#define KVASSAY_ENCODE_IN(isa)                                                                                     \
-  namespace isa {                                                                                                  \
-  bool encode_integers(const IntegerGrid&, const float*, std::size_t, int, std::uint8_t*, void*, void*);           \
-  bool round_floats(float*, int, FloatType, void*);                                                                \
-  void widen_floats(const void*, FloatType, int, float*);                                                          \
+#define KVASSAY_ENCODE_IN(isa)                                                                                 \
+  namespace isa {                                                                                              \
+  bool encode_rows(const CodeGrid*, const Vectors&, int, FloatType, const EncodedRows&, const EncodeScratch&); \
   }
 KVASSAY_ENCODE_IN(generic)
 #if defined(__x86_64__)
 KVASSAY_ENCODE_IN(avx2)
+KVASSAY_ENCODE_IN(avx512)
 #endif
 
-namespace {
-
+EncodeRows encode_rows_of(const std::string& instruction_set) {
+  const std::string name = chosen_set(instruction_set);
 #if defined(__x86_64__)
-const bool kHasAvx2 = __builtin_cpu_supports("avx2");
-#define KVASSAY_CHOSEN(name) (kHasAvx2 ? avx2::name : generic::name)
-#else
-#define KVASSAY_CHOSEN(name) (generic::name)
+  if (name == "avx512") return avx512::encode_rows;
+  if (name == "avx2") return avx2::encode_rows;
 #endif
-
-}  // namespace
-
-bool encode_integers(const IntegerGrid& grid, const float* values, std::size_t rows, int dim, std::uint8_t* codes,
-                     void* scales, void* minimums) {
-  return KVASSAY_CHOSEN(encode_integers)(grid, values, rows, dim, codes, scales, minimums);
+  return generic::encode_rows;  // NEON too: compilers make vectors of its loops
 }
 
-bool round_floats(float* values, int count, FloatType type, void* to) {
-  return KVASSAY_CHOSEN(round_floats)(values, count, type, to);
-}
-
-void widen_floats(const void* from, FloatType type, int count, float* to) {
-  KVASSAY_CHOSEN(widen_floats)(from, type, count, to);
+bool encode_rows(EncodeRows form, const CodeGrid* grid, const Vectors& vectors, int dim, FloatType kept, const EncodedRows& to) {
+  // Kept from call to call, so that no memory is asked for while decoding. Here, since templates of the standard library
+  // must not be part of what is compiled for one instruction set.
+  static thread_local std::vector<float> values;
+  static thread_local std::vector<std::uint8_t> kept_row;
+  const std::size_t width = static_cast<std::size_t>(dim), numbers = width * static_cast<std::size_t>(encode_batch_rows(grid, dim));
+  if (values.size() < numbers) values.resize(numbers);
+  if (kept_row.size() < width * sizeof(float)) kept_row.resize(width * sizeof(float));
+  return form(grid, vectors, dim, kept, to, {values.data(), kept_row.data()});
 }
 
 }  // namespace kvassay

@@ -43,11 +43,10 @@ KV_INLINE std::uint16_t to_bfloat16(float x) {
 
 KV_INLINE float from_bfloat16(std::uint16_t half) { return float_of(static_cast<std::uint32_t>(half) << 16); }
 
-// Also infinity and NaN.
-KV_INLINE float widened_float16(std::uint16_t half) {
-  const float finite = from_float16(half);
-  const std::uint32_t special = static_cast<std::uint32_t>(half & 0x8000u) << 16 | 0x7F800000u | static_cast<std::uint32_t>(half & 0x3FFu) << 13;
-  return (half & 0x7C00u) == 0x7C00u ? float_of(special) : finite;
-}
+// float8 e4m3fn of |x| <= 448. Adding the shifter leaves the bits that count of a subnormal at the end; its own last bit
+// is 2^-9, the smallest subnormal.
+constexpr float kE4M3Shifter = 0x1p14f;
+constexpr std::int32_t kE4M3ShifterBits = 0x46800000, kE4M3SmallestNormal = 0x3C800000;
+constexpr std::int32_t kE4M3Rebias = ((7 - 127) * (1 << 23)) + 0x7FFFF;  // and half of the last bit, less one
 
 }  // namespace kvassay

@@ -2,20 +2,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "encode.h"
 #include "pages.h"
 
 namespace kvassay {
-
-// New keys or values `[sequences, heads, dim]` as the model gives them; the last axis is dense.
-struct NewVectors {
-  const std::uint8_t* data = nullptr;
-  FloatType type = FloatType::kFloat32;
-  std::ptrdiff_t sequence_stride = 0, head_stride = 0;  // in elements
-};
 
 // Where single tokens of one stored array go: a page for each sequence, and the place of the next one in it.
 struct StepArray {
@@ -29,14 +22,15 @@ struct StepSide {
   int sequences = 0, heads = 0, dim = 0;
   FloatType kept = FloatType::kFloat32;
   bool enters_tail = false, is_coded = false;
-  std::optional<IntegerGrid> grid;  // none: codes are the floats themselves
+  std::shared_ptr<const CodeGrid> grid;  // none: codes are the floats themselves
+  EncodeRows encode = nullptr;
   StepArray codes, scales, minimums;
   StepArray tail, oldest;           // the same array, with the pages of its last and of its first token
   std::int64_t coded_place = 0, tail_place = 0, oldest_place = 0;
 };
 
-// Appends one token to each side. False, with nothing written, where a value is not finite in `kept` or its scale does
+// Appends one token `[sequences, heads, dim]` to each side. False, with nothing written, where a value is not finite in `kept` or its scale does
 // not fit; places then stay as they were.
-bool append_step(StepSide* const* sides, const NewVectors* vectors, std::size_t count);
+bool append_step(StepSide* const* sides, const Vectors* vectors, std::size_t count);
 
 }  // namespace kvassay

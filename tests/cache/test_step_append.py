@@ -17,7 +17,17 @@ from tests.thorough import some
 pytestmark = pytest.mark.skipif(native_state().missing is not None, reason="kvassay was built without its module")
 
 WINDOWS = ["", ",recent=3", ",sinks=4,recent=40", ",sinks=2", ",exact=bf16,recent=9", ",exact=f32,recent=1"]
-SIMPLE = ["int4-g64", "int8-token-head", "f16", "bf16", "f32", "k=int8:token-head/scale=f32,v=int2:group16"]
+SIMPLE = [
+    "nf4-g64",
+    "fp8-e4m3-token-head",
+    "kv=int4:group32/had/seed=3",
+    "int4-g64",
+    "int8-token-head",
+    "f16",
+    "bf16",
+    "f32",
+    "k=int8:token-head/scale=f32,v=int2:group16",
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOKENS = WINDOW + 110
 """Past the window, and past the bounds of several pages."""

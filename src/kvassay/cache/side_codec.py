@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -32,8 +32,9 @@ class SideCodec:
         # Plain floats are stored as they are: only codes gain from another form of the key.
         self._key_transform = None if plan.spec.is_exact else key_transform
         self._on_clip: OnClip = on_clip
-        self.is_native = encodes(plan.spec) and self._key_transform is None
-        """True where the compiled module makes the codes."""
+        self._is_encoded_natively = encodes(plan.spec)
+        self.is_native = self._is_encoded_natively and self._key_transform is None
+        """True where the compiled module makes the codes of new tokens as they come."""
 
     def encode(
         self,
@@ -42,36 +43,58 @@ class SideCodec:
         new: Tensor,
         new_begin: int,
         waiting: Callable[[int, int], Tensor],
-        entering: Callable[[Tensor], Tensor],
+        kept: torch.dtype,
+        require_storable: Callable[[], None],
     ) -> tuple[Encoded, ...]:
         """Codes of tokens `first` to `end - 1`, in pieces.
 
-        `new` `[batch, kv_heads, tokens, dim]` begins with token `new_begin`, and `entering` rounds it as tokens that
-        wait are rounded; `waiting(low, high)` gives older ones.
+        `new` `[batch, kv_heads, tokens, dim]` begins with token `new_begin`, and is rounded to `kept`, as tokens are
+        that wait; `waiting(low, high)` gives older ones. `require_storable` raises for new values that cannot be
+        rounded so: it is called where the compiled module, which checks what it encodes, refuses some. Where
+        `is_native` is False, the caller has checked them.
         Raises RangeError for values that saturate, unless they are to be counted.
         """
-        block = self._plan.spec.tokens_per_block
-        rows, heads, _, dim = new.shape
-        step = encoded_tokens(rows * heads * dim, block)
         pieces: list[Encoded] = []
-        for low in range(first, end, step):
-            high = min(low + step, end)
+        for low, high in self._bounds(first, end, new_begin, self._piece_tokens(new)):
             parts: list[Tensor] = []
             if low < new_begin:
                 parts.append(waiting(low, min(high, new_begin)))
             if high > new_begin:
-                parts.append(entering(new[:, :, max(0, low - new_begin) : high - new_begin]))
-            values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+                parts.append(new[:, :, max(0, low - new_begin) : high - new_begin])
+            values = parts[0] if len(parts) == 1 else torch.cat([part.to(kept) for part in parts], dim=2)
             if self._key_transform is not None:
-                values = self._key_transform.forward(values, self._plan.sinks + low)
-            pieces.append(self._encode(values))
+                values = self._key_transform.forward(values.to(kept), self._plan.sinks + low)
+            pieces += self._encode(values, kept if self._key_transform is None else values.dtype, require_storable)
         self._check_clipped(pieces)
         return tuple(pieces)
 
-    def _encode(self, values: Tensor) -> Encoded:
-        encoded = encode(self._plan.spec, values) if self.is_native else None
+    def _bounds(self, first: int, end: int, new_begin: int, step: int) -> Iterator[tuple[int, int]]:
+        """Pieces of tokens `first` to `end - 1`: as long as `step`, or all new ones at once for the compiled module,
+        which takes no working memory."""
+        block = self._plan.spec.tokens_per_block
+        low = first
+        while low < end:
+            high = min(low + step, end)
+            if self.is_native:
+                # Blocks that begin with a token that waits are put together from two arrays: as few as can be.
+                mixed = max(0, -(-(new_begin - low) // block)) * block
+                high = min(low + min(step, mixed), end) if mixed else end
+            yield low, high
+            low = high
+
+    def _piece_tokens(self, values: Tensor) -> int:
+        rows, heads, _, dim = values.shape
+        return encoded_tokens(rows * heads * dim, self._plan.spec.tokens_per_block)
+
+    def _encode(self, values: Tensor, kept: torch.dtype, require_storable: Callable[[], None]) -> list[Encoded]:
+        encoded = encode(self._plan.spec, values, kept) if self._is_encoded_natively else None
+        if encoded is not None:
+            return [encoded]
         # What the compiled module refuses, the codec encodes, or says what is wrong with it.
-        return self._quantizer.encode(values, self.calibration) if encoded is None else encoded
+        if self.is_native:
+            require_storable()
+        pieces = values.split(self._piece_tokens(values), dim=2)
+        return [self._quantizer.encode(piece.to(kept), self.calibration) for piece in pieces]
 
     def decode(self, run: PagedRows, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         """Values `[batch, kv_heads, end - begin, dim]` of held tokens of a run."""

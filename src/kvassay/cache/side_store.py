@@ -46,6 +46,7 @@ from kvassay.errors import CacheStateError, KvassayError
 from kvassay.formats import Calibration
 from kvassay.formats.base import require_finite
 from kvassay.formats.floating import require_fits
+from kvassay.kernels.encode import fit
 from kvassay.kernels.tile_formats import TileSide, tile_side
 
 SlabsFor = Callable[[PageLayout, torch.device], SlabStorage]
@@ -281,19 +282,24 @@ class SideStore:
             yield sinks.pool, Owner.SINKS, [sinks]
 
     def _prepare(self, values: Tensor) -> Change:
-        require_finite(values, "entries")
-        require_fits(values, self.entry_dtype)
         plan, tokens = self.plan, self.tokens + values.shape[2]
         num_new_sinks = max(0, min(tokens, plan.sinks) - self.tokens)
         new_sinks, new = self._entering(values[:, :, :num_new_sinks]), values[:, :, num_new_sinks:]
         old_end, end = max(0, self.tokens - plan.sinks), max(0, tokens - plan.sinks)
-        block = plan.spec.tokens_per_block
+        block, kept = plan.spec.tokens_per_block, getattr(torch, self.entry_dtype)
         coded = self.coded + max(0, end - self.coded - plan.recent) // block * block
         dropped = self.dropped_after(tokens, coded)
         # Blocks that would leave a sliding layer at once are not encoded.
         first = self.coded + max(0, min(dropped, coded) - self.coded) // block * block
         parts = self._parts_for(values.shape[0], values.device)
-        encoded = self._codec.encode(first, coded, new, old_end, parts.waiting, self._entering)
+        # The compiled module checks what it encodes as it reads it.
+        encoding = range(num_new_sinks + max(0, first - old_end), num_new_sinks + max(0, coded - old_end))
+        encoding = encoding if self._codec.is_native else range(0)
+        if not all(fit(part, kept) for part in (values[:, :, : encoding.start], values[:, :, encoding.stop :])):
+            self._require_storable(values)
+        encoded = self._codec.encode(
+            first, coded, new, old_end, parts.waiting, kept, lambda: self._require_storable(values)
+        )
         kept_from = coded
         # Codes of single tokens without a window are cut as exactly as floats are; all else needs its exact copies.
         if self.recording and plan.recent + block > 1 and not plan.spec.is_exact:
@@ -305,6 +311,10 @@ class SideStore:
         waiting = range(end - new_tail.shape[2], end)
         reserved = reserve(parts, min(tokens, plan.sinks), dropped, range(first, coded), kept_from, waiting)
         return Change(tokens, new_sinks, coded, dropped, first, encoded, kept_from, new_tail, reserved)
+
+    def _require_storable(self, values: Tensor) -> None:
+        require_finite(values, "entries")
+        require_fits(values, self.entry_dtype)
 
     def _entering(self, values: Tensor) -> Tensor:
         """Values as they wait or are encoded, rounded by parts, so that no second copy of a long text is made."""

@@ -133,7 +133,11 @@ class MemorySlabs:
         del self._slabs[number]
 
     def clear(self, part: SlabPart) -> None:
-        self._slabs[part.number][torch.from_numpy(part.places).to(self._device)] = 0
+        slab, places = self._slabs[part.number], part.places
+        if (np.diff(places) == 1).all():  # as fresh ones do; without an index it takes a tenth of the time
+            slab[int(places[0]) : int(places[-1]) + 1].zero_()
+        else:
+            slab[torch.from_numpy(places).to(self._device)] = 0
 
     def read(self, parts: Iterable[SlabPart]) -> Iterator[FoundPages]:
         for part in parts:

@@ -20,10 +20,8 @@ from kvassay.cache.paged_rows import PagedRows
 from kvassay.cache.side_parts import SideParts
 from kvassay.cache.side_store import SideStore
 from kvassay.core.paging import coded_capacity, tail_capacity
-from kvassay.kernels.encode import integer_grid
-from kvassay.kernels.native import native_module, native_state
-
-_FLOAT_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+from kvassay.kernels.encode import FLOAT_TYPES, code_grid
+from kvassay.kernels.native import instruction_set, native_module, native_state
 
 
 class _Stretch(NamedTuple):
@@ -110,13 +108,22 @@ class LayerStep:
         """Add one token to every row; False, with nothing changed, where the long way must be taken."""
         if keys.shape != self._key_shape or values.shape != self._value_shape or keys.dtype != values.dtype:
             return False
-        kind = _FLOAT_TYPES.get(keys.dtype)
-        if kind is None or keys.stride(3) != 1 or values.stride(3) != 1 or not (keys.is_cpu and values.is_cpu):
+        kind = FLOAT_TYPES.get(keys.dtype)
+        if kind is None or not (keys.is_cpu and values.is_cpu):
             return False
-        if any(pool.changes != seen for pool, seen in self._pools) or not all(s.is_as_it_was for s in self._sides):
+        key_row, key_head, _, key_channel = keys.stride()
+        value_row, value_head, _, value_channel = values.stride()
+        if key_channel != 1 or value_channel != 1:
             return False
+        # Loops, since `any` and `all` take as long as the compiled call here.
+        for pool, seen in self._pools:
+            if pool.changes != seen:
+                return False
+        for side in self._sides:
+            if not side.is_as_it_was:
+                return False
         written = self._native.append(
-            keys.data_ptr(), values.data_ptr(), kind, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1)
+            keys.data_ptr(), values.data_ptr(), kind, key_row, key_head, value_row, value_head
         )
         if written:
             for side in self._sides:
@@ -201,12 +208,13 @@ def _native_side(store: SideStore, stretch: _Stretch, steps: int) -> Any:
         sequences=tail.rows,
         heads=store.kv_heads,
         dim=store.dim,
-        kept=_FLOAT_TYPES[getattr(torch, store.entry_dtype)],
-        grid=integer_grid(store.plan.spec, store.dim) if stretch.is_coded and not store.plan.spec.is_exact else None,
+        kept=FLOAT_TYPES[getattr(torch, store.entry_dtype)],
+        grid=code_grid(store.plan.spec, store.dim) if stretch.is_coded and not store.plan.spec.is_exact else None,
         coded=coded_pages,
         coded_place=coded_place,
         tail=tail_pages,
         tail_place=tail_place,
         oldest_place=oldest_place,
         steps=steps,
+        instruction_set=instruction_set(),
     )

@@ -27,6 +27,8 @@ class NativeState(NamedTuple):
     """Those that were compiled and that the processor has, the fastest first; empty without the module."""
     missing: str | None
     """Why there is no module, and the way out; None where there is one."""
+    module: ModuleType | None = None
+    """The module itself: an import by name takes longer than some of its calls."""
 
 
 @cache
@@ -40,7 +42,7 @@ def native_state() -> NativeState:
         return NativeState((), _MISSING)
     except ImportError as error:
         return NativeState((), f"kvassay's compiled module does not load: {error}; install kvassay again")
-    return NativeState(tuple(module.instruction_sets()), None)
+    return NativeState(tuple(module.instruction_sets()), None, module)
 
 
 def kernels_text() -> str:
@@ -73,6 +75,6 @@ def instruction_set() -> str:
 def native_module() -> ModuleType:
     """The module. Raises KernelError where there is none."""
     state = native_state()
-    if state.missing is not None:
+    if state.module is None:
         raise KernelError(state.missing)
-    return importlib.import_module("kvassay.kernels._native")
+    return state.module
