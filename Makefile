@@ -62,7 +62,7 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(PYTHON) benchmarks/scoring_speed.py
 
-# One table: attention by our kernels, by torch, by other engines, and with a cache that is decoded first. About five minutes.
+# One table: attention by our kernels, by torch, by other engines, and with a cache that is decoded first. About three minutes.
 # Engines come as wheels of 120 MB; without a connection the table says which are missing.
 bench-kernels: $(STAMP)
 	-$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \

@@ -1,13 +1,14 @@
 """Attention of one decode step of one layer: ours, torch's, other engines', and with a cache that is decoded first.
 
     python -m benchmarks.kernels [--context N]... [--shape QUERY_HEADSxKV_HEADSxHEAD_DIM]... [--rounds N] [--threads N]
-                                 [--arm NAME]... [--markdown FILE] [--json FILE]
+                                 [--arm NAME]... [--cold] [--markdown FILE] [--json FILE]
 
 Every arm holds the same keys and values, in its own format and layout. Before it is timed its output is compared with
 attention in float64; the error stands in the table, and an arm that is farther away than its format explains is not
 timed. All arms of a shape run in turn in one process, so that a slow moment of the machine does not fall on one of
 them; figures are medians of the process's CPU time with one thread, and of wall time with more. The roof is the read
-speed of memory (large pages, as many threads), measured in the same turns. Ratios are to the first arm. Slow arms run
+speed of memory (large pages, as many threads), measured in the same turns. An arm's code is warm and its cache is not,
+as in a model, whose layers follow each other (`--cold`: its code neither). Ratios are to the first arm. Slow arms run
 at every fourth turn. A second table sets what was found against what is asked of the kernels (`goals.py`).
 
 Engines that are not installed are lines that say so; the extra `bench-engines` names their packages.
@@ -38,6 +39,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--arm", action="append", choices=list(ARMS))
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(given)
@@ -50,7 +52,7 @@ def main(given: list[str] | None = None) -> None:
         for context in options.context or [4096, 32768]:
             shape = Shape(query_heads, kv_heads, head_dim, context)
             with torch.inference_mode():
-                found = measure(shape, kinds, options.rounds, options.threads)
+                found = measure(shape, kinds, options.rounds, options.threads, options.cold)
             rows += found
             print(markdown(found), flush=True)
     goals = goal_lines(rows)

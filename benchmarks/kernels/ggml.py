@@ -14,7 +14,6 @@ import ctypes
 import os
 from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from benchmarks.kernels.arm import Arm
 from benchmarks.kernels.inputs import Inputs
 from benchmarks.kernels.large_pages import on_large_pages
+from benchmarks.llama_cpp_library import INSTALL, library_path
 
 _TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 _FEATURES = ("avx2", "avx512", "avx512_vnni", "neon")
@@ -125,17 +125,11 @@ def _quantized(lib: Any, rows: Tensor, kind: str, row_nbytes: int) -> Tensor:
 def _library() -> tuple[Any, str]:
     """The library, and which build it is."""
     given = os.environ.get("GGML_LIBRARY")
-    found = None if given else find_spec("xllamacpp")
-    if given:
-        path = Path(given)
-    elif found is not None and found.submodule_search_locations:
-        path = next(Path(found.submodule_search_locations[0]).glob("*.so"))
-    else:
-        raise ModuleNotFoundError(
-            "llama.cpp's library is not installed: pip install --no-deps xllamacpp==2026.10.11549, or name one in "
-            "GGML_LIBRARY"
-        )
-    lib = ctypes.CDLL(str(path))
+    path = Path(given) if given else library_path()
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise RuntimeError(f"GGML_LIBRARY={path} does not load: {error}") from error
     size, pointer, tensor = ctypes.c_size_t, ctypes.c_void_p, ctypes.POINTER(_Tensor)
     number, large = ctypes.c_int, ctypes.c_int64
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -155,12 +149,13 @@ def _library() -> tuple[Any, str]:
         "ggml_version": (ctypes.c_char_p, []),
     }
     for name, (result, arguments) in signatures.items():
-        function = getattr(lib, name)
+        if (function := getattr(lib, name, None)) is None:
+            raise RuntimeError(f"{path} has no {name}; take {INSTALL}")
         function.restype, function.argtypes = result, arguments
     # The overhead is a tensor and the object of four words before it.
     if lib.ggml_tensor_overhead() != ctypes.sizeof(_Tensor) + 32:
-        raise RuntimeError(f"{path} has other structures than ggml 0.21 to 0.26; take xllamacpp 2026.10.11549")
+        raise RuntimeError(f"{path} has other structures than ggml 0.21 to 0.26; take {INSTALL}")
     lib.ggml_cpu_init()
     features = [name for name in _FEATURES if getattr(lib, f"ggml_cpu_has_{name}")()]
-    source = f"{path.name}" if given else f"xllamacpp {version('xllamacpp')}"
+    source = path.name if given else f"xllamacpp {version('xllamacpp')}"
     return lib, f"ggml {lib.ggml_version().decode()} of {source} ({', '.join(features) or 'no vectors'})"

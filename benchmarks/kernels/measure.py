@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -15,8 +16,9 @@ from benchmarks.kernels.roof import Reader
 SLOW_S = 0.1
 SLOW_EVERY = 4
 ROOF_NBYTES = 256 << 20
+WARM_TOKENS = 256
 PAUSE_S = 0.02
-"""Between arms with several threads: idle threads of an engine's pool spin for some milliseconds after its call."""
+"""Before a step with several threads: idle threads of an engine's pool spin for some milliseconds after its call."""
 
 
 class Times(NamedTuple):
@@ -55,10 +57,19 @@ def prepare(inputs: Inputs, kinds: Mapping[str, ArmKind], threads: int) -> tuple
     return arms, rows
 
 
-def measure(shape: Shape, kinds: Mapping[str, ArmKind], rounds: int, threads: int) -> list[dict[str, Any]]:
-    """A row an arm. `median_us` is what is compared: CPU time with one thread, wall time with more."""
+def measure(
+    shape: Shape, kinds: Mapping[str, ArmKind], rounds: int, threads: int, cold: bool = False
+) -> list[dict[str, Any]]:
+    """A row an arm. `median_us` is what is compared: CPU time with one thread, wall time with more.
+
+    Before each timed step the arm takes one over a cache of 256 tokens, as the layer before does in a model: its code
+    is at hand and its cache is not. With `cold` it does not, and an arm whose turn follows one of the same engine is
+    ahead of the others.
+    """
     read = Reader(ROOF_NBYTES, threads)
     arms, rows = prepare(draw(shape), kinds, threads)
+    few = draw(shape._replace(context=WARM_TOKENS))
+    warm = {} if cold else prepare(few, {name: kinds[name] for name in arms}, threads)[0]
     names = list(arms)
     slow = {name for name in names if timed(arms[name].step).wall_s > SLOW_S}
     turns: dict[str, list[Times]] = {name: [] for name in names}
@@ -68,12 +79,14 @@ def measure(shape: Shape, kinds: Mapping[str, ArmKind], rounds: int, threads: in
         shift = turn % max(len(names), 1)
         for name in names[shift:] + names[:shift]:
             if name not in slow or turn % SLOW_EVERY == 0:
+                if name in warm:
+                    warm[name].step()
                 if threads > 1:
                     time.sleep(PAUSE_S)
                 turns[name].append(timed(arms[name].step))
         print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
     bandwidth = ROOF_NBYTES / statistics.median(_compared(roof, threads))
-    first = statistics.median(_compared(turns[names[0]], threads)) if names else None
+    first = statistics.median(_compared(turns[names[0]], threads)) if names else math.nan
     for name in names:
         seconds = _compared(turns[name], threads)
         median = statistics.median(seconds)

@@ -25,7 +25,7 @@ _ELEMENTS = {32: (torch.float32, 1), 8: (torch.int8, 1), 4: (torch.uint8, 2)}
 def group_query_attention(inputs: Inputs, threads: int, bits: int, scales: str) -> Arm:
     """`scales` is NONE (32 bits), PER_TENSOR or PER_CHANNEL; raises ModuleNotFoundError without the packages."""
     try:
-        import onnxruntime
+        import onnxruntime  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         install = "pip install onnxruntime==1.32.0 onnx==1.23.2"
         raise ModuleNotFoundError(f"ONNX Runtime is not installed: {install}") from error
@@ -68,7 +68,7 @@ def _bind(bind: Any, name: str, tensor: Tensor) -> None:
 
 
 def _model(shape: Shape, bits: int, scales: str) -> bytes:
-    from onnx import TensorProto, helper
+    from onnx import TensorProto, helper  # pyright: ignore[reportMissingImports]
 
     dtype, per_element = _ELEMENTS[bits]
     stored = {torch.float32: TensorProto.FLOAT, torch.int8: TensorProto.INT8, torch.uint8: TensorProto.UINT8}[dtype]

@@ -27,7 +27,7 @@ _INTEGERS = ("past_lens", "subsequence_begins", "block_indices", "block_indices_
 def paged_attention(inputs: Inputs, threads: int, precision: str) -> Arm:
     """Raises ModuleNotFoundError without the package, RuntimeError where this version does not build the operator."""
     try:
-        import openvino
+        import openvino  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("OpenVINO is not installed: pip install --no-deps openvino==2026.4.1") from error
     shape = inputs.shape
@@ -81,9 +81,9 @@ def paged_attention(inputs: Inputs, threads: int, precision: str) -> Arm:
 
 
 def _model(shape: Shape) -> Any:
-    import openvino
-    from openvino import opset13
-    from openvino.op import _PagedAttentionExtension as PagedAttention
+    import openvino  # pyright: ignore[reportMissingImports]
+    from openvino import opset13  # pyright: ignore[reportMissingImports]
+    from openvino.op import _PagedAttentionExtension as PagedAttention  # pyright: ignore
 
     def parameter(name: str, dims: Any, dtype: Any) -> Any:
         made = opset13.parameter(dims, dtype, name=name)
@@ -116,4 +116,6 @@ def _model(shape: Shape) -> Any:
     for side in ("k", "v"):
         node.get_rt_info()[f"num_{side}_heads"] = shape.kv_heads
         node.get_rt_info()[f"{side}_head_size"] = shape.head_dim
-    return openvino.Model([opset13.result(node.output(0))], [*states, *caches, *tables, longest], "attention")
+    results, parameters = [opset13.result(node.output(0))], [*states, *caches, *tables, longest]
+    model: Any = openvino.Model
+    return model(results, parameters, "attention")

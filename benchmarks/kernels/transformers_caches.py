@@ -33,7 +33,7 @@ def hqq(inputs: Inputs, bits: int) -> Arm:
     """Groups of 64 along axis 1, the faster of its two axes."""
     from transformers.cache_utils import HQQQuantizedLayer
 
-    layer = HQQQuantizedLayer(nbits=bits, axis_key=1, axis_value=1)
+    layer: Any = HQQQuantizedLayer(nbits=bits, axis_key=1, axis_value=1)
     whole = layer.quantizer
     # The optimizer takes a minute for 32,768 tokens, and changes codes and not how they are read.
     layer.quantizer = SimpleNamespace(
