@@ -66,7 +66,7 @@ bench: $(STAMP)
 # Engines come as wheels of 120 MB; without a connection the table says which are missing.
 bench-kernels: $(STAMP)
 	-$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
-	  onnx onnxruntime flatbuffers openvino xllamacpp
+	  onnx protobuf onnxruntime flatbuffers openvino xllamacpp
 	mkdir -p out
 	$(PYTHON) -m benchmarks.kernels --shape 32x8x128 --shape 9x3x64 --markdown out/kernels.md --json out/kernels.json
 

@@ -18,7 +18,7 @@ SLOW_EVERY = 4
 ROOF_NBYTES = 256 << 20
 WARM_TOKENS = 256
 PAUSE_S = 0.02
-"""Before a step with several threads: idle threads of an engine's pool spin for some milliseconds after its call."""
+"""Before a turn with several threads: idle threads of an engine's pool spin for some milliseconds after its call."""
 
 
 class Times(NamedTuple):
@@ -79,10 +79,10 @@ def measure(
         shift = turn % max(len(names), 1)
         for name in names[shift:] + names[:shift]:
             if name not in slow or turn % SLOW_EVERY == 0:
-                if name in warm:
-                    warm[name].step()
                 if threads > 1:
                     time.sleep(PAUSE_S)
+                if name in warm:
+                    warm[name].step()
                 turns[name].append(timed(arms[name].step))
         print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
     bandwidth = ROOF_NBYTES / statistics.median(_compared(roof, threads))

@@ -9,6 +9,7 @@ a tensor, or one a channel of a head.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,17 +24,16 @@ _ELEMENTS = {32: (torch.float32, 1), 8: (torch.int8, 1), 4: (torch.uint8, 2)}
 
 
 def group_query_attention(inputs: Inputs, threads: int, bits: int, scales: str) -> Arm:
-    """`scales` is NONE (32 bits), PER_TENSOR or PER_CHANNEL; raises ModuleNotFoundError without the packages."""
+    """`scales` is NONE (32 bits), PER_TENSOR or PER_CHANNEL; raises ModuleNotFoundError without the packages,
+    RuntimeError for a version that does not build the operator."""
     try:
+        import onnx  # noqa: F401  # pyright: ignore[reportMissingImports]
         import onnxruntime  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         install = "pip install onnxruntime==1.32.0 onnx==1.23.2"
         raise ModuleNotFoundError(f"ONNX Runtime is not installed: {install}") from error
     shape = inputs.shape
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    model = _model(shape, bits, scales)
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = _session(shape._replace(context=0), threads, bits, scales)
     codes, factors = zip(*(_quantized(tensor, bits, scales) for tensor in (inputs.keys, inputs.values)), strict=True)
     last = [tensor[:, :, -1].reshape(1, 1, -1).contiguous() for tensor in (inputs.keys, inputs.values)]
     output = torch.zeros(1, 1, shape.query_heads * shape.head_dim)
@@ -67,12 +67,27 @@ def _bind(bind: Any, name: str, tensor: Tensor) -> None:
     bind(name, "cpu", 0, tensor.numpy().dtype, list(tensor.shape), tensor.data_ptr())
 
 
+@cache
+def _session(shape: Shape, threads: int, bits: int, scales: str) -> Any:
+    """One for caches of every length: a session has its own pool of threads, which spins for a while after each step
+    and would take the cores of another one."""
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    try:
+        return onnxruntime.InferenceSession(_model(shape, bits, scales), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # Its errors have no common class.
+        found = f"onnxruntime {onnxruntime.__version__}"
+        raise RuntimeError(f"{found} does not take this attention, onnxruntime 1.32.0 does: {error}") from error
+
+
 def _model(shape: Shape, bits: int, scales: str) -> bytes:
     from onnx import TensorProto, helper  # pyright: ignore[reportMissingImports]
 
     dtype, per_element = _ELEMENTS[bits]
     stored = {torch.float32: TensorProto.FLOAT, torch.int8: TensorProto.INT8, torch.uint8: TensorProto.UINT8}[dtype]
-    past = [1, shape.kv_heads, shape.context, shape.head_dim // per_element]
+    past = [1, shape.kv_heads, "context", shape.head_dim // per_element]
     query, token = [1, 1, shape.query_heads * shape.head_dim], [1, 1, shape.kv_heads * shape.head_dim]
     info = helper.make_tensor_value_info
     given = [info("query", TensorProto.FLOAT, query)]
