@@ -64,12 +64,13 @@ def measure(
 
     Before each timed step the arm takes one over a cache of 256 tokens, as the layer before does in a model: its code
     is at hand and its cache is not. With `cold` it does not, and an arm whose turn follows one of the same engine is
-    ahead of the others.
+    ahead of the others. With several threads it does not either: threads that such a step wakes spin or fall asleep
+    again, and the next step takes longer for it.
     """
     read = Reader(ROOF_NBYTES, threads)
     arms, rows = prepare(draw(shape), kinds, threads)
     few = draw(shape._replace(context=WARM_TOKENS))
-    warm = {} if cold else prepare(few, {name: kinds[name] for name in arms}, threads)[0]
+    warm = {} if cold or threads > 1 else prepare(few, {name: kinds[name] for name in arms}, threads)[0]
     names = list(arms)
     slow = {name for name in names if timed(arms[name].step).wall_s > SLOW_S}
     turns: dict[str, list[Times]] = {name: [] for name in names}
