@@ -8,8 +8,9 @@ attention in float64; the error stands in the table, and an arm that is farther 
 timed. All arms of a shape run in turn in one process, so that a slow moment of the machine does not fall on one of
 them; figures are medians of the process's CPU time with one thread, and of wall time with more. The roof is the read
 speed of memory (large pages, as many threads), measured in the same turns. An arm's code is warm and its cache is not,
-as in a model, whose layers follow each other (neither is with `--cold` or several threads). Ratios are to the first arm. Slow arms run
-at every fourth turn. A second table sets what was found against what is asked of the kernels (`goals.py`).
+as in a model, whose layers follow each other (neither is with `--cold` or several threads). Ratios are to the first
+arm. Slow arms run at every fourth turn. A second table sets what was found against what is asked of the kernels
+(`goals.py`).
 
 Engines that are not installed are lines that say so; the extra `bench-engines` names their packages.
 """
