@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.decode.shape import Shape
+from benchmarks.llama_cpp_library import library_path
 
 _PROMPT_TOKENS = 512
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
@@ -63,10 +63,7 @@ _silent = _LOG(lambda *_: None)
 @cache
 def _library() -> Any:
     """Raises ModuleNotFoundError without the package, RuntimeError for a version with other parameters."""
-    found = find_spec("xllamacpp")
-    if found is None or not found.submodule_search_locations:
-        raise ModuleNotFoundError("pip install --no-deps xllamacpp==2026.10.11549 brings llama.cpp's library")
-    path = next(Path(found.submodule_search_locations[0]).glob("*.so"))
+    path = library_path()
     lib = ctypes.CDLL(str(path))
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     lib.llama_model_default_params.restype = _Opaque
