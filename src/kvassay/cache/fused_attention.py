@@ -20,10 +20,11 @@ from kvassay.cache.packed_view import NewTokens, SeenTokens
 from kvassay.cache.side_parts import PagePart
 from kvassay.cache.side_store import SideStore
 from kvassay.cache.tiled_attention import Scoring
+from kvassay.core.kernel_reach import MAX_QUERIES
 from kvassay.core.kv_format import Side
 from kvassay.core.paging import TAIL_PAGE_TOKENS, exact_page_layout
 from kvassay.kernels.native import instruction_set, native_module
-from kvassay.kernels.tile_formats import MAX_QUERIES, TileSide, float_format
+from kvassay.kernels.tile_formats import TileSide, float_format
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_PARTS = 4

@@ -86,9 +86,19 @@ class QuantizedCache(Cache):
             scales = layer_calibration(calibration, self.kv_format, index, geometry)
             require_layer_calibration(self.kv_format, index, geometry, scales)
             transform = required_key_transform(self.kv_format, index, key_transforms)
-            layers.append(
-                QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding, offload, attention)
+            layer = QuantizedLayer(
+                self.kv_format,
+                index,
+                geometry,
+                scales,
+                on_clip,
+                transform,
+                padding,
+                offload,
+                attention,
+                self.geometry.query_heads,
             )
+            layers.append(layer)
         if offload is not None:
             # After the last layer the next step reads the first.
             for layer, following in zip(layers, layers[1:] + layers[:1], strict=True):

@@ -74,6 +74,7 @@ class QuantizedLayer(CacheLayerMixin):
         left_padding: Sequence[int] | None = None,
         offload: Offload | None = None,
         attention: AttentionChoice = "auto",
+        query_heads: int | None = None,
     ) -> None:
         self.columns = 0  # transformers' initialiser sets `keys`, which read it
         self._cohorts: tuple[Cohort, ...] = ()
@@ -98,6 +99,7 @@ class QuantizedLayer(CacheLayerMixin):
         self.record_past = False
         self._index = index
         self._groups = head_groups(kv_format, index, geometry)
+        self._query_heads = geometry.kv_heads if query_heads is None else query_heads
         self.calibration = calibration
         self.key_transform = key_transform
         self._maker = StoreMaker(
@@ -114,6 +116,7 @@ class QuantizedLayer(CacheLayerMixin):
         return layer_obstacle(
             self._groups,
             self.geometry,
+            query_heads=self._query_heads,
             is_offloaded=self._offload is not None,
             transforms_keys=self.key_transform is not None,
         )
