@@ -13,7 +13,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from kvassay.cache.cohorts import (
 )
 from kvassay.cache.kernel_obstacle import layer_obstacle
 from kvassay.cache.key_transform import KeyTransform
+from kvassay.cache.layer_state import LayerState
 from kvassay.cache.new_states import check_states, shares, without_padding
 from kvassay.cache.offload import Offload
 from kvassay.cache.packed_view import NewTokens, SeenTokens
@@ -43,18 +43,6 @@ from kvassay.cache.store_maker import StoreMaker
 from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import KVFormat, head_groups
 from kvassay.errors import CacheStateError
-
-
-class LayerState(NamedTuple):
-    """All that a layer holds."""
-
-    columns: int
-    dtype: torch.dtype
-    """Of the keys appended last."""
-    record_past: bool
-    left_padding: tuple[int, ...] | None
-    """Of the rows of a batch that begins anew."""
-    cohorts: tuple[Cohort, ...]
 
 
 class QuantizedLayer(CacheLayerMixin):
@@ -96,7 +84,7 @@ class QuantizedLayer(CacheLayerMixin):
         super().__init__()
         self.geometry = geometry
         self.is_sliding = geometry.sliding_window is not None
-        self.record_past = False
+        self.record_past = self._shows_past = False
         self._index = index
         self._groups = head_groups(kv_format, index, geometry)
         self._query_heads = geometry.kv_heads if query_heads is None else query_heads
@@ -169,7 +157,7 @@ class QuantizedLayer(CacheLayerMixin):
     def keys(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Held keys as the next query would read them, decoded anew each time; None before the first token.
 
-        While past tokens are recorded, a sliding layer shows those that it still holds.
+        After an append whose past is recorded, a sliding layer shows all that a crop would bring back.
         """
         return self._held("keys")
 
@@ -223,7 +211,7 @@ class QuantizedLayer(CacheLayerMixin):
         _, begin = self.get_mask_sizes(num_new)
         old_end, first_call = self.columns, not self.columns
         self.is_whole = False
-        self._pending, self._cohorts = pending, cohorts
+        self._pending, self._cohorts, self._shows_past = pending, cohorts, self.record_past
         self.columns += num_new
         self.is_initialized, self._dtype = True, key_states.dtype
         self.is_whole = True
@@ -311,7 +299,7 @@ class QuantizedLayer(CacheLayerMixin):
         removed = min(-tokens_to_remove, self.columns)
         self.require_croppable(self.columns - removed)
         self.columns -= removed
-        self._step = None
+        self._step, self._shows_past = None, False
         for cohort in self.cohorts:
             for store in cohort.stores:
                 store.crop(cohort.tokens(self.columns))
@@ -333,27 +321,17 @@ class QuantizedLayer(CacheLayerMixin):
 
     def take_rows(self, other: QuantizedLayer) -> None:
         """Add the rows of `other` behind these. The shorter of the two is padded on the left."""
-        columns = max(self.columns, other.columns)
-        first = max(0, self.batch_size)
-        mine = (one._replace(padding=one.padding + columns - self.columns) for one in self.cohorts)
-        theirs = (
-            one._replace(rows=tuple(first + row for row in one.rows), padding=one.padding + columns - other.columns)
-            for one in select_rows(other.cohorts, range(max(0, other.batch_size)))
-        )
-        self.cohorts = (*mine, *theirs)
-        self.columns = columns
-        self.is_initialized = bool(self.cohorts)
+        self.state = self.state.joined(other.state)
 
     def trim_padding(self, columns: int) -> None:
         """Forget leading columns that are padding in every row."""
-        assert all(cohort.padding >= columns for cohort in self.cohorts), "the cache checks all layers first"
-        self.cohorts = tuple(one._replace(padding=one.padding - columns) for one in self.cohorts)
-        self.columns -= columns
+        self.state = self.state.trimmed(columns)
 
     def share_with(self, other: QuantizedLayer) -> None:
         """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes."""
         cohorts = select_rows(self.cohorts, range(self.batch_size)) if self.cohorts else ()
         other.state = self.state._replace(cohorts=cohorts)
+        other._shows_past = self._shows_past
 
     @property
     def state(self) -> LayerState:
@@ -385,8 +363,8 @@ class QuantizedLayer(CacheLayerMixin):
         if not self._cohorts:
             return None
         _, begin = self.get_mask_sizes(0)
-        if self.record_past:
-            # transformers' sliding layer shows what it recorded, so that a caller sees what a crop would bring back.
+        if self._shows_past:
+            # As transformers' sliding layer does.
             begin = min(begin, max(one.padding + store.first_token for one in self.cohorts for store in one.stores))
         return self.read_columns(self.cohorts, side, self._dtype, begin, self.columns)
 

@@ -6,8 +6,8 @@ meaning stands in its method's row, so that bytes can be predicted without a ten
 
 from __future__ import annotations
 
-from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
 from kvassay.core.geometry import LayerGeometry
+from kvassay.core.kv_format import KVFormat, SidePlan, head_groups
 from kvassay.core.methods import InPlace, method_of
 from kvassay.core.paging import KEY_BLOCK_TOKENS, PageLayout, Region, page_layout
 from kvassay.core.spec import STATIC, Granularity, QuantSpec

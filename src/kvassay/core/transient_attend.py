@@ -19,7 +19,7 @@ _ADDRESS_NBYTES = 8
 
 
 def kernel_tensors_nbytes(keys: Side, values: Side, query_heads: int) -> int:
-    """Tensors of a step that kernels serve: the query as float32, and sums, apart for values in a basis of their own."""
+    """Tensors of a step that kernels serve: the query as float32, and sums, apart for values in another basis."""
     queries = keys.batch * query_heads
     is_wide = DTYPE_NBYTES[keys.model_dtype] == 4
     query, out = 0 if is_wide else 4 * keys.dim, 4 * values.dim

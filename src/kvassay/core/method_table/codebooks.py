@@ -98,6 +98,7 @@ EXL3 = Method(
     "stored; c = 1, or 3 − 2 · compand with a compander",
 )
 
+
 def _lloyd_in_place(spec: QuantSpec) -> InPlace:
     """A row that keeps its norm is scaled by a sum over all its codes."""
     return InPlace.CHANNELS if spec.num_bits in (2, 4) and spec.option("norm") != "preserved" else InPlace.NO
