@@ -45,6 +45,9 @@ class TransientPath(StrEnum):
     """Without the module: pages are written by torch and read tile by tile."""
 
 
+PATH_WORDS = {TransientPath.KERNELS: "by compiled kernels", TransientPath.TORCH: "in torch alone"}
+
+
 class TransientBasis(StrEnum):
     """What a transient figure claims."""
 
