@@ -85,7 +85,7 @@ def step_attention(
     group = seen.whole
     assert group is not None, "the caller asked whether it is served"
     rows, heads = query.shape[:2]
-    own = query.to(torch.float32).contiguous()
+    own = query.to(torch.float32).contiguous().resolve_neg()
     out = own.new_empty((rows, 1, heads, group.values.dim))
     coded_out = _call(
         own,
@@ -109,7 +109,7 @@ def _attend(query: Tensor, part: AttendedPart, mask: Tensor | None, scoring: Sco
     seen, group, padding = part.seen, part.group, part.cohort.padding
     begin, end = max(seen.begin, padding) - padding, max(seen.end, padding) - padding
     queries = query.shape[2]
-    query = query.to(torch.float32).contiguous()
+    query = query.to(torch.float32).contiguous().resolve_neg()
     out = query.new_zeros((*query.shape[:3], group.values.dim))
     own = None if (new := part.new_tokens()) is None else _OwnPages(new, max(0, padding - seen.end), end)
     last = end + (own.tokens if own is not None else 0)

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from kvassay.cache.arguments import whole_number
+from kvassay.cache.arguments import require_nothing_set, whole_number
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath
 from kvassay.cache.cohorts import (
     Cohort,
     LayerCalibration,
     StoredHeads,
     read_cohorts,
+    require_row_count,
     row_numbers,
     select_rows,
     stored_as_one,
@@ -32,7 +33,7 @@ from kvassay.cache.cohorts import (
 from kvassay.cache.kernel_obstacle import layer_obstacle
 from kvassay.cache.key_transform import KeyTransform
 from kvassay.cache.layer_state import LayerState
-from kvassay.cache.new_states import check_states, shares, without_padding
+from kvassay.cache.new_states import check_states, is_plain, plain, shares, without_padding
 from kvassay.cache.offload import Offload
 from kvassay.cache.packed_view import NewTokens, SeenTokens
 from kvassay.cache.side_append import Change
@@ -163,7 +164,7 @@ class QuantizedLayer(CacheLayerMixin):
 
     @keys.setter
     def keys(self, value: None) -> None:
-        assert value is None, "transformers sets None when it makes a layer"
+        require_nothing_set(value, "keys")
 
     @property
     def values(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -172,7 +173,7 @@ class QuantizedLayer(CacheLayerMixin):
 
     @values.setter
     def values(self, value: None) -> None:
-        assert value is None, "transformers sets None when it makes a layer"
+        require_nothing_set(value, "values")
 
     @property
     def batch_size(self) -> int:
@@ -197,8 +198,7 @@ class QuantizedLayer(CacheLayerMixin):
         if self._step is not None and self._append_step(key_states, value_states):
             return self._seen_after_one(key_states.dtype, value_states.dtype)
         self._check_states(key_states, value_states)
-        # A cache holds numbers, not a graph: a training step that needs gradients through keys keeps its own.
-        key_states, value_states = key_states.detach(), value_states.detach()
+        key_states, value_states = plain(key_states), plain(value_states)
         num_new = key_states.shape[2]
         padding = self._left_padding or (0,) * key_states.shape[0]
         cohorts = self.cohorts or self._maker.cohorts(padding, recording=self.record_past)
@@ -236,7 +236,7 @@ class QuantizedLayer(CacheLayerMixin):
         """Append one token where that is known to be simple; False, with nothing changed, where it is not."""
         assert self._step is not None, "the caller asks"
         read = None if self._seen is None else self._seen()
-        if self._pending or read is not None or not self.is_whole:
+        if self._pending or read is not None or not self.is_whole or not (is_plain(keys) and is_plain(values)):
             return False
         self.is_whole = False
         appended = self._step.append(keys, values)
@@ -317,6 +317,7 @@ class QuantizedLayer(CacheLayerMixin):
         """Each row `repeats` times; the copies share its pages until they differ."""
         count = whole_number(repeats, "batch_repeat_interleave", least=1)
         if self.cohorts:
+            require_row_count(count * self.batch_size)
             self._keep_rows([row for row in range(self.batch_size) for _ in range(count)])
 
     def take_rows(self, other: QuantizedLayer) -> None:
@@ -369,9 +370,9 @@ class QuantizedLayer(CacheLayerMixin):
         return self.read_columns(self.cohorts, side, self._dtype, begin, self.columns)
 
     def _check_states(self, key_states: Tensor, value_states: Tensor) -> None:
-        given = None if self._left_padding is None else len(self._left_padding)
-        rows = self.batch_size if self.cohorts else given or key_states.shape[0]
-        check_states(key_states, value_states, self.geometry, rows, f"layer {self._index}")
+        padded = None if self._left_padding is None else len(self._left_padding)
+        rows = self.batch_size if self.cohorts else None
+        check_states(key_states, value_states, self.geometry, rows, padded, f"layer {self._index}")
 
     def read_columns(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         """Columns `begin` to `end - 1` of all rows; padding is zero."""
