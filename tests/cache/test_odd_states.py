@@ -148,3 +148,23 @@ def test_rows_that_are_no_numbers_and_batches_beyond_any_memory_are_refused() ->
         cache.layers[0].keys = sample(0)
     assert cache.batch_size == 1
     assert cache.get_seq_length() == 11
+
+
+AUTOCAST = ("kv=int4:group32/had=32", "q4_0", "kv=lloyd-qjl-4:token-head", "kivi-4,recent=16", "nvfp4")
+
+
+@pytest.mark.parametrize("text", AUTOCAST)
+@pytest.mark.parametrize("attention", ["auto", "tiled"])
+def test_autocast_changes_neither_what_is_stored_nor_what_attention_gives(text, attention) -> None:
+    """A product in 16 bits would give other codes, and kernels numbers of a type that they do not know."""
+    query = torch.randn(1, 4, 1, DIM, generator=torch.Generator().manual_seed(9))
+    found = []
+    for enabled in (False, True):
+        cache = QuantizedCache(config(), text, attention=attention)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            for seed, tokens in enumerate((70, 1, 1, 5, 1)):
+                seen = cache.update(sample(seed, tokens), sample(seed + 50, tokens), 0)
+            answer = packed_attention(torch.nn.Module(), query, *seen, None)[0]
+            found.append((cache.layers[0].keys, cache.layers[0].values, answer))
+    for plain, cast in zip(*found, strict=True):
+        assert torch.equal(plain, cast)
