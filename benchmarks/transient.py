@@ -72,8 +72,18 @@ def in_this_process(case: Case) -> dict[str, int] | None:
     attention = "tiled" if path is TransientPath.TORCH else "auto"
     call = LayerCall(parse_format(case.name), layer, query_heads, case.batch, case.context, attention=attention)
     predicted, tensors = (
-        layer_peak(call.kv_format, 0, layer, query_heads, phase, path, tokens=call.tokens, batch=call.batch, **counts)
-        for counts in ({"counts_scratch": True}, {"counts_scratch": False})
+        layer_peak(
+            call.kv_format,
+            0,
+            layer,
+            query_heads,
+            phase,
+            path,
+            tokens=call.tokens,
+            batch=call.batch,
+            counts_scratch=counts,
+        )
+        for counts in (True, False)
     )
     resident = resident_transient(call, phase)
     traced = layer_transient(call, phase)

@@ -85,7 +85,8 @@ class QuantizedLayer(CacheLayerMixin):
         super().__init__()
         self.geometry = geometry
         self.is_sliding = geometry.sliding_window is not None
-        self.record_past = self._shows_past = False
+        self.record_past = self.shows_past = False
+        """Whether appends keep what a crop brings back, and whether `keys` shows it: after such an append."""
         self._index = index
         self._groups = head_groups(kv_format, index, geometry)
         self._query_heads = geometry.kv_heads if query_heads is None else query_heads
@@ -211,7 +212,7 @@ class QuantizedLayer(CacheLayerMixin):
         _, begin = self.get_mask_sizes(num_new)
         old_end, first_call = self.columns, not self.columns
         self.is_whole = False
-        self._pending, self._cohorts, self._shows_past = pending, cohorts, self.record_past
+        self._pending, self._cohorts, self.shows_past = pending, cohorts, self.record_past
         self.columns += num_new
         self.is_initialized, self._dtype = True, key_states.dtype
         self.is_whole = True
@@ -299,7 +300,7 @@ class QuantizedLayer(CacheLayerMixin):
         removed = min(-tokens_to_remove, self.columns)
         self.require_croppable(self.columns - removed)
         self.columns -= removed
-        self._step, self._shows_past = None, False
+        self._step, self.shows_past = None, False
         for cohort in self.cohorts:
             for store in cohort.stores:
                 store.crop(cohort.tokens(self.columns))
@@ -332,7 +333,7 @@ class QuantizedLayer(CacheLayerMixin):
         """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes."""
         cohorts = select_rows(self.cohorts, range(self.batch_size)) if self.cohorts else ()
         other.state = self.state._replace(cohorts=cohorts)
-        other._shows_past = self._shows_past
+        other.shows_past = self.shows_past
 
     @property
     def state(self) -> LayerState:
@@ -364,7 +365,7 @@ class QuantizedLayer(CacheLayerMixin):
         if not self._cohorts:
             return None
         _, begin = self.get_mask_sizes(0)
-        if self._shows_past:
+        if self.shows_past:
             # As transformers' sliding layer does.
             begin = min(begin, max(one.padding + store.first_token for one in self.cohorts for store in one.stores))
         return self.read_columns(self.cohorts, side, self._dtype, begin, self.columns)
