@@ -52,7 +52,7 @@ class TransientBasis(StrEnum):
     """What a transient figure claims."""
 
     PREDICTED = "predicted"
-    """Within 10% of what is taken on the path (`tests/cache/test_transient_peak.py`)."""
+    """Within 10% of what is taken on the kernels' path, 15% in torch (`tests/cache/test_transient_peak.py`)."""
     BOUND = "bound"
     """Not less than that: some layer's format has no prediction, and `core.workspace` bounds it."""
 
