@@ -87,7 +87,7 @@ def parts(cache: QuantizedCache) -> Iterator[PagedRows]:
     for layer in cache.quantized_layers:
         for store in layer.stores:
             held = store.parts
-            for part in () if held is None else (*held.runs, held.tail, held.sinks):
+            for part in () if held is None else (*held.coded.all, held.tail, held.sinks):
                 if part.table.size:
                     yield part
 

@@ -95,6 +95,8 @@ class ReferenceCache:
         self.kv_format, self.geometry, self.record = kv_format, geometry, record
         self.columns = 0
         self.recording = False
+        self.shows_past = False
+        """True where the last change of the tokens was a recorded append, which a crop would take back."""
         self.padding = list(padding)
         self.rows = [self._row() for _ in padding]
 
@@ -111,6 +113,7 @@ class ReferenceCache:
     def append(self, values: list[tuple[Tensor, Tensor]]) -> None:
         """By layer, keys and values [batch, kv_heads, tokens, dim]."""
         count = values[0][0].shape[2]
+        self.shows_past = self.recording
         for index, row in enumerate(self.rows):
             skip = max(0, self.padding[index] - self.columns)
             for layer, sides in enumerate(row):
@@ -131,6 +134,7 @@ class ReferenceCache:
 
     def crop(self, removed: int) -> None:
         self.columns -= removed
+        self.shows_past = False
         for index, row in enumerate(self.rows):
             for sides in row:
                 for side in sides:
@@ -154,8 +158,8 @@ class ReferenceCache:
         return count
 
     def shown_from(self, layer: int, offset: int) -> int:
-        """First column that a layer shows: the next query's, or while recording what rows and sides still hold."""
-        if not self.recording:
+        """First column that a layer shows: the next query's, or before a crop what rows and sides still hold."""
+        if not self.shows_past:
             return offset
         held = [self.padding[index] + side.dropped for index, row in enumerate(self.rows) for side in row[layer]]
         return min(offset, max(held))

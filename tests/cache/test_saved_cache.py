@@ -103,6 +103,7 @@ class SavedCacheMachine(CacheMachine):
             assert path.read_bytes() == again.read_bytes()
         assert loaded.clipped_values == cache.clipped_values
         self.pairs[which % len(self.pairs)] = (loaded, lists)
+        lists.shows_past = lists.recording  # what is held is shown: no file says whether a crop came last
 
 
 SavedCacheMachine.TestCase.settings = settings(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvassay.core.contract import load_contract, parse_contract
+from kvassay.core import contract
+from kvassay.core.contract import load_contract, parse_contract, read_contract_text
+from kvassay.core.regular_file import read_once
 from kvassay.errors import ContractError
 
 MINIMAL = """
@@ -179,6 +184,18 @@ def test_a_long_value_is_shortened_in_the_message() -> None:
 def test_an_endless_file_is_refused() -> None:
     with pytest.raises(ContractError, match="more than 131072 bytes"):
         load_contract(Path("/dev/zero"))
+
+
+def test_a_pipe_is_read_to_its_end_and_one_without_a_writer_is_refused(tmp_path, monkeypatch) -> None:
+    pipe = tmp_path / "contract.toml"
+    os.mkfifo(pipe)
+    text = MINIMAL + KL
+    with ThreadPoolExecutor() as pool:
+        pool.submit(pipe.write_text, text)
+        assert read_contract_text(pipe) == text
+    monkeypatch.setattr(contract, "read_once", partial(read_once, wait_s=0.05))
+    with pytest.raises(ContractError, match="nobody wrote"):
+        load_contract(pipe)
 
 
 def test_missing_and_unreadable_files_are_contract_errors(tmp_path) -> None:

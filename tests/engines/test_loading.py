@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from kvassay.core.model_source import SourceKind, geometry_of
-from kvassay.engines.transformers.loading import load_model, resolve_model
+from kvassay.engines.transformers.loading import load_model, model_folder, resolve_model
 from kvassay.errors import GeometryError, KvassayError, ModelError
 
 from .model_folders import byte_tokenizer, llama_config, write_folder
@@ -269,6 +270,15 @@ def test_a_config_that_lies_about_the_cache_is_found(folder: Path, monkeypatch: 
     )
     with pytest.raises(ModelError, match=r"layer 0 caches .*\(2, 8, 8, None\) where the config says \(4, 8, 8, None\)"):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "generation_config.json", "added_tokens.json"])
+def test_a_pipe_in_the_place_of_any_file_is_refused_and_not_waited_for(name: str, folder: Path) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    for read in (load_model, lambda name: model_folder(resolve_model(name), print)):
+        with pytest.raises(ModelError, match=f"{name}.*no regular file but a pipe"):
+            read(str(folder))
 
 
 def test_geometry_of_a_broken_folder(folder: Path) -> None:

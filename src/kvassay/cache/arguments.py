@@ -67,3 +67,12 @@ def require_choice(value: Any, choices: Any, what: str) -> None:
     if value not in get_args(choices):
         expected = ", ".join(map(repr, get_args(choices)))
         raise CacheStateError(f"{what} is {value!r}; expected one of {expected}")
+
+
+def require_nothing_set(value: Any, what: str) -> None:
+    """Raise CacheStateError for anything but None, which transformers sets when it makes a layer."""
+    if value is not None:
+        raise CacheStateError(
+            f"{what} of a layer were set to a {type(value).__name__}; they are stored as codes, so append them with "
+            "cache.update(keys, values, layer_idx), in an empty cache to replace what is held"
+        )

@@ -19,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 from kvassay.cache.attention_path import AttentionPath, ChosenPath
 from kvassay.cache.fused_attention import call_obstacle, fused_attention, is_long, serves_step, step_attention
 from kvassay.cache.graph_capture import BREAK_REASON
+from kvassay.cache.own_precision import own_precision
 from kvassay.cache.packed_view import PackedView
 from kvassay.cache.tiled_attention import Scoring, tiled_attention
 from kvassay.cache.traced import attend, attend_by, promise
@@ -115,13 +116,17 @@ def _attend_views(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     query, scoring, layer = query.detach(), _scoring(query, kwargs), seen.layer
     if mask is None and layer.attention != "tiled" and serves_step(query, seen):
         layer.path = AttentionPath.FUSED
-        return step_attention(query, seen, scoring)
+        if not torch.is_autocast_enabled(query.device.type):
+            return step_attention(query, seen, scoring)  # entering a context takes a good part of a step's bookkeeping
+        with own_precision(query.device):
+            return step_attention(query, seen, scoring)
     obstacle = "" if layer.attention == "tiled" or is_long(query, seen) else call_obstacle(query, seen, mask)
     if obstacle and layer.attention == "fused":
         raise KernelError(f"attention='fused' was asked for, and kernels cannot serve this call: {obstacle}")
     layer.path = AttentionPath.FUSED if obstacle is None else AttentionPath.TILED
     attend = fused_attention if obstacle is None else tiled_attention
-    out = attend(query, seen, mask, scoring)
+    with own_precision(query.device):
+        out = attend(query, seen, mask, scoring)
     return out.transpose(1, 2).contiguous()
 
 

@@ -19,6 +19,10 @@ LayerCalibration = tuple[SideCalibration, ...]
 """One entry a head group of the layer, in the order of `head_groups`."""
 
 
+MAX_ROWS = 1 << 20
+"""Rows of a batch."""
+
+
 class StoredHeads(NamedTuple):
     """KV heads that are stored alike: usually all of a layer."""
 
@@ -49,9 +53,18 @@ class Cohort(NamedTuple):
         return max(0, columns - self.padding)
 
 
+def require_row_count(rows: int) -> None:
+    """Raise CacheStateError for a batch whose block tables alone would take the memory of a machine."""
+    if rows > MAX_ROWS:
+        raise CacheStateError(f"a batch of {rows:,} rows was asked for; a cache has at most {MAX_ROWS:,}")
+
+
 def row_numbers(indices: Tensor | Sequence[int] | Sequence[bool], batch: int) -> list[int]:
     """Row numbers of an index as tensors take it: numbers (negative ones from the end), or one boolean a row."""
-    chosen = torch.as_tensor(indices)
+    try:
+        chosen = torch.as_tensor(indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CacheStateError(f"rows were named by {indices!r}; expected a sequence of whole numbers") from error
     if chosen.dtype == torch.bool:
         if chosen.shape != (batch,):
             raise CacheStateError(f"a mask of {tuple(chosen.shape)} rows selects from {batch}; give one value a row")

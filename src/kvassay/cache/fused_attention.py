@@ -20,10 +20,11 @@ from kvassay.cache.packed_view import NewTokens, SeenTokens
 from kvassay.cache.side_parts import PagePart
 from kvassay.cache.side_store import SideStore
 from kvassay.cache.tiled_attention import Scoring
+from kvassay.core.kernel_reach import MAX_QUERIES
 from kvassay.core.kv_format import Side
 from kvassay.core.paging import TAIL_PAGE_TOKENS, exact_page_layout
 from kvassay.kernels.native import instruction_set, native_module
-from kvassay.kernels.tile_formats import MAX_QUERIES, TileSide, float_format
+from kvassay.kernels.tile_formats import TileSide, float_format
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_PARTS = 4
@@ -84,7 +85,7 @@ def step_attention(
     group = seen.whole
     assert group is not None, "the caller asked whether it is served"
     rows, heads = query.shape[:2]
-    own = query.to(torch.float32).contiguous()
+    own = query.to(torch.float32).contiguous().resolve_neg()
     out = own.new_empty((rows, 1, heads, group.values.dim))
     coded_out = _call(
         own,
@@ -108,7 +109,7 @@ def _attend(query: Tensor, part: AttendedPart, mask: Tensor | None, scoring: Sco
     seen, group, padding = part.seen, part.group, part.cohort.padding
     begin, end = max(seen.begin, padding) - padding, max(seen.end, padding) - padding
     queries = query.shape[2]
-    query = query.to(torch.float32).contiguous()
+    query = query.to(torch.float32).contiguous().resolve_neg()
     out = query.new_zeros((*query.shape[:3], group.values.dim))
     own = None if (new := part.new_tokens()) is None else _OwnPages(new, max(0, padding - seen.end), end)
     last = end + (own.tokens if own is not None else 0)

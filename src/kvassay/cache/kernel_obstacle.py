@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvassay.core.geometry import LayerGeometry
+from kvassay.core.kernel_reach import query_obstacle
 from kvassay.core.kv_format import HeadGroup
 from kvassay.core.paging import page_layout
 from kvassay.kernels.native import native_state
@@ -12,13 +13,20 @@ from kvassay.kernels.tile_formats import obstacle
 
 
 def layer_obstacle(
-    groups: Iterable[HeadGroup], geometry: LayerGeometry, *, is_offloaded: bool, transforms_keys: bool
+    groups: Iterable[HeadGroup],
+    geometry: LayerGeometry,
+    *,
+    query_heads: int,
+    is_offloaded: bool,
+    transforms_keys: bool,
 ) -> str | None:
-    """A sentence, or None where kernels can read every side."""
+    """A sentence, or None where kernels can read every side for so many query heads."""
     if missing := native_state().missing:
         return missing
     if is_offloaded:
         return "pages are offloaded"
+    if found := query_obstacle(query_heads, geometry.kv_heads):
+        return found
     for group in groups:
         for plan, dim in ((group.keys, geometry.head_dim), (group.values, geometry.value_dim)):
             if transforms_keys and plan.side == "keys" and not plan.spec.is_exact:

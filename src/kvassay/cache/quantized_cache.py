@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,22 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from kvassay.cache.arguments import config_fields, padding_counts, parsed_format, require_choice, whole_number
-from kvassay.cache.attention import READS_VIEWS, chosen_path
+from kvassay.cache.attention import chosen_path
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath, KernelChoice, LayerPath, attention_choice
 from kvassay.cache.cache_identity import require_same_format
 from kvassay.cache.cohorts import LayerCalibration, row_numbers
 from kvassay.cache.graph_capture import BREAK_REASON, require_no_export
+from kvassay.cache.graph_update import append_in_graph, fits_in_graph
 from kvassay.cache.key_transform import KeyTransform
-from kvassay.cache.layer_calibration import layer_calibration, require_layer_calibration, required_key_transform
+from kvassay.cache.layer_maker import LayerMaker
 from kvassay.cache.model_keys import key_transforms as key_transforms_of
 from kvassay.cache.offload import Offload, OffloadCounts
 from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.saved_cache import opened, require_loadable, restore, save_cache
 from kvassay.cache.side_codec import OnClip
-from kvassay.cache.stored_bytes import stored_nbytes
-from kvassay.cache.traced import append, number_of, promise
-from kvassay.core.geometry import Owner, geometry_from_config
+from kvassay.cache.stored_bytes import layers_nbytes
+from kvassay.cache.traced import number_of
+from kvassay.core.geometry import geometry_from_config
 from kvassay.core.kv_format import KVFormat
 from kvassay.core.ledger import Basis, ByteLedger, predict_ledger
 from kvassay.core.serving import check_serves
@@ -73,26 +73,19 @@ class QuantizedCache(Cache):
         require_choice(on_clip, OnClip, "on_clip")
         attention = attention_choice(attention, kernel)
         check_serves(self.kv_format, self.geometry)
-        self._calibration, self._key_transforms = calibration, key_transforms
         self.on_clip: OnClip = on_clip
         self.config = config
-        self._attention: AttentionChoice = attention
-        self._offload = offload
-        if offload is not None:
-            offload.require_room(self.geometry, self.kv_format)
-        padding = padding_counts(left_padding)
-        layers: list[QuantizedLayer] = []
-        for index, geometry in enumerate(self.geometry.layers):
-            scales = layer_calibration(calibration, self.kv_format, index, geometry)
-            require_layer_calibration(self.kv_format, index, geometry, scales)
-            transform = required_key_transform(self.kv_format, index, key_transforms)
-            layers.append(
-                QuantizedLayer(self.kv_format, index, geometry, scales, on_clip, transform, padding, offload, attention)
-            )
-        if offload is not None:
-            # After the last layer the next step reads the first.
-            for layer, following in zip(layers, layers[1:] + layers[:1], strict=True):
-                layer.read_ahead_of(following)
+        self._made = LayerMaker(
+            self.kv_format,
+            self.geometry,
+            calibration,
+            on_clip,
+            key_transforms,
+            padding_counts(left_padding),
+            offload,
+            attention,
+        )
+        layers = self._made.layers()
         super().__init__(layers=list(layers))
         self.quantized_layers = layers
         self._number = number_of(self)
@@ -143,24 +136,11 @@ class QuantizedCache(Cache):
         In a graph of `torch.compile` it is one operator once the cache holds tokens (`traced`); the first tokens run
         between two graphs, and are refused with fullgraph=True. torch.export is refused.
         """
-        if torch.compiler.is_compiling() and self._fits_in_graph(layer_idx):
-            layer = self.quantized_layers[layer_idx]
-            tokens, _ = layer.get_mask_sizes(key_states.shape[2])
-            promise.number, promise.layer = self._number, layer_idx
-            keys, values = append(key_states, value_states, self._number, layer_idx, tokens)
-            promise.keys = keys
-            return keys, values
+        if torch.compiler.is_compiling() and fits_in_graph(layer := self.quantized_layers[layer_idx], self.config):
+            return append_in_graph(layer, key_states, value_states, self._number, layer_idx)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return self._update_between_graphs(key_states, value_states, layer_idx, *args, **kwargs)
         return self._update(key_states, value_states, layer_idx, *args, **kwargs)
-
-    def _fits_in_graph(self, layer_idx: int) -> bool:
-        """True where a traced forward can hold the append as one operator: its first tokens excepted."""
-        layer = self.quantized_layers[layer_idx]
-        if torch.compiler.is_exporting() or not layer.columns or not layer.hands_out_views:
-            return False
-        # What was found for the layer's last tokens, while nobody changed the model's attention since.
-        return getattr(self.config, "_attn_implementation", None) in READS_VIEWS
 
     @torch.compiler.disable(reason=BREAK_REASON)
     def _update_between_graphs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,17 +198,7 @@ class QuantizedCache(Cache):
         """
         if not self.get_seq_length():
             raise GeometryError("the cache is empty; its ledger exists once tokens were appended")
-        keys: Counter[Owner] = Counter()
-        values: Counter[Owner] = Counter()
-        for index, layer in enumerate(self.quantized_layers):
-            skipped = self.kv_format.skips(index)
-            # Of a head group: its stores in all cohorts, whose rows may share pages.
-            for groups in zip(*(cohort.stored_heads for cohort in layer.cohorts), strict=True):
-                for counts, stores in (
-                    (keys, [group.keys for group in groups]),
-                    (values, [group.values for group in groups]),
-                ):
-                    counts.update(stored_nbytes(stores, stores[0].static_nbytes, skipped))
+        keys, values = layers_nbytes([layer.cohorts for layer in self.quantized_layers], self.kv_format)
         computed = predict_ledger(self.geometry, self.kv_format, self.get_seq_length(), self.batch_size)
         return computed.model_copy(
             update={"basis": Basis.ALLOCATED, "keys_nbytes": dict(keys), "values_nbytes": dict(values)}
@@ -307,21 +277,7 @@ class QuantizedCache(Cache):
 
         Raises CacheStateError unless both have the same format, geometry, static scales and `Offload`.
         """
-        if (self.kv_format, self.geometry) != (other.kv_format, other.geometry):
-            raise CacheStateError(
-                f"rows of {other.kv_format.name} ({other.geometry.model_type}) cannot join a cache of "
-                f"{self.kv_format.name} ({self.geometry.model_type}); make both with one format for one model"
-            )
-        if self._calibration is not other._calibration or self._key_transforms is not other._key_transforms:
-            raise CacheStateError(
-                "the two caches were given different calibration or key_transforms objects, so equal codes could mean "
-                "different values; make both with the same objects"
-            )
-        if self._offload is not other._offload:
-            raise CacheStateError(
-                "the two caches have different offload, so their rows would lie under two limits; make both with the "
-                "same Offload object"
-            )
+        self._made.require_joinable(other._made)
         self.require_even()
         other.require_even()
         for mine, theirs in zip(self.quantized_layers, other.quantized_layers, strict=True):
@@ -411,11 +367,11 @@ class QuantizedCache(Cache):
 
         Raises CacheStateError for a cache without offload.
         """
-        if self._offload is None:
+        if self._made.offload is None:
             raise CacheStateError(
                 "this cache keeps all pages in memory and counts no offload; make it with offload=Offload(...)"
             )
-        return self._offload.counts()
+        return self._made.offload.counts()
 
     def storages(self) -> Iterator[torch.Tensor]:
         """The slabs in memory of all pages, which forks share."""
@@ -429,9 +385,9 @@ class QuantizedCache(Cache):
         return QuantizedCache(
             self.config,
             self.kv_format,
-            calibration=self._calibration,
+            calibration=self._made.calibration,
             on_clip=self.on_clip,
-            key_transforms=self._key_transforms,
-            attention=self._attention,
-            offload=self._offload,
+            key_transforms=self._made.key_transforms,
+            attention=self._made.attention,
+            offload=self._made.offload,
         )

@@ -13,26 +13,27 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from kvassay.cache.arguments import whole_number
+from kvassay.cache.arguments import require_nothing_set, whole_number
 from kvassay.cache.attention_path import AttentionChoice, AttentionPath
 from kvassay.cache.cohorts import (
     Cohort,
     LayerCalibration,
     StoredHeads,
     read_cohorts,
+    require_row_count,
     row_numbers,
     select_rows,
     stored_as_one,
 )
 from kvassay.cache.kernel_obstacle import layer_obstacle
 from kvassay.cache.key_transform import KeyTransform
-from kvassay.cache.new_states import check_states, shares, without_padding
+from kvassay.cache.layer_state import LayerState
+from kvassay.cache.new_states import check_states, is_plain, plain, shares, without_padding
 from kvassay.cache.offload import Offload
 from kvassay.cache.packed_view import NewTokens, SeenTokens
 from kvassay.cache.side_append import Change
@@ -43,18 +44,6 @@ from kvassay.cache.store_maker import StoreMaker
 from kvassay.core.geometry import LayerGeometry
 from kvassay.core.kv_format import KVFormat, head_groups
 from kvassay.errors import CacheStateError
-
-
-class LayerState(NamedTuple):
-    """All that a layer holds."""
-
-    columns: int
-    dtype: torch.dtype
-    """Of the keys appended last."""
-    record_past: bool
-    left_padding: tuple[int, ...] | None
-    """Of the rows of a batch that begins anew."""
-    cohorts: tuple[Cohort, ...]
 
 
 class QuantizedLayer(CacheLayerMixin):
@@ -74,6 +63,7 @@ class QuantizedLayer(CacheLayerMixin):
         left_padding: Sequence[int] | None = None,
         offload: Offload | None = None,
         attention: AttentionChoice = "auto",
+        query_heads: int | None = None,
     ) -> None:
         self.columns = 0  # transformers' initialiser sets `keys`, which read it
         self._cohorts: tuple[Cohort, ...] = ()
@@ -95,9 +85,11 @@ class QuantizedLayer(CacheLayerMixin):
         super().__init__()
         self.geometry = geometry
         self.is_sliding = geometry.sliding_window is not None
-        self.record_past = False
+        self.record_past = self.shows_past = False
+        """Whether appends keep what a crop brings back, and whether `keys` shows it: after such an append."""
         self._index = index
         self._groups = head_groups(kv_format, index, geometry)
+        self._query_heads = geometry.kv_heads if query_heads is None else query_heads
         self.calibration = calibration
         self.key_transform = key_transform
         self._maker = StoreMaker(
@@ -114,6 +106,7 @@ class QuantizedLayer(CacheLayerMixin):
         return layer_obstacle(
             self._groups,
             self.geometry,
+            query_heads=self._query_heads,
             is_offloaded=self._offload is not None,
             transforms_keys=self.key_transform is not None,
         )
@@ -166,13 +159,13 @@ class QuantizedLayer(CacheLayerMixin):
     def keys(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Held keys as the next query would read them, decoded anew each time; None before the first token.
 
-        While past tokens are recorded, a sliding layer shows those that it still holds.
+        After an append whose past is recorded, a sliding layer shows all that a crop would bring back.
         """
         return self._held("keys")
 
     @keys.setter
     def keys(self, value: None) -> None:
-        assert value is None, "transformers sets None when it makes a layer"
+        require_nothing_set(value, "keys")
 
     @property
     def values(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -181,7 +174,7 @@ class QuantizedLayer(CacheLayerMixin):
 
     @values.setter
     def values(self, value: None) -> None:
-        assert value is None, "transformers sets None when it makes a layer"
+        require_nothing_set(value, "values")
 
     @property
     def batch_size(self) -> int:
@@ -206,8 +199,7 @@ class QuantizedLayer(CacheLayerMixin):
         if self._step is not None and self._append_step(key_states, value_states):
             return self._seen_after_one(key_states.dtype, value_states.dtype)
         self._check_states(key_states, value_states)
-        # A cache holds numbers, not a graph: a training step that needs gradients through keys keeps its own.
-        key_states, value_states = key_states.detach(), value_states.detach()
+        key_states, value_states = plain(key_states), plain(value_states)
         num_new = key_states.shape[2]
         padding = self._left_padding or (0,) * key_states.shape[0]
         cohorts = self.cohorts or self._maker.cohorts(padding, recording=self.record_past)
@@ -220,7 +212,7 @@ class QuantizedLayer(CacheLayerMixin):
         _, begin = self.get_mask_sizes(num_new)
         old_end, first_call = self.columns, not self.columns
         self.is_whole = False
-        self._pending, self._cohorts = pending, cohorts
+        self._pending, self._cohorts, self.shows_past = pending, cohorts, self.record_past
         self.columns += num_new
         self.is_initialized, self._dtype = True, key_states.dtype
         self.is_whole = True
@@ -245,7 +237,7 @@ class QuantizedLayer(CacheLayerMixin):
         """Append one token where that is known to be simple; False, with nothing changed, where it is not."""
         assert self._step is not None, "the caller asks"
         read = None if self._seen is None else self._seen()
-        if self._pending or read is not None or not self.is_whole:
+        if self._pending or read is not None or not self.is_whole or not (is_plain(keys) and is_plain(values)):
             return False
         self.is_whole = False
         appended = self._step.append(keys, values)
@@ -308,7 +300,7 @@ class QuantizedLayer(CacheLayerMixin):
         removed = min(-tokens_to_remove, self.columns)
         self.require_croppable(self.columns - removed)
         self.columns -= removed
-        self._step = None
+        self._step, self.shows_past = None, False
         for cohort in self.cohorts:
             for store in cohort.stores:
                 store.crop(cohort.tokens(self.columns))
@@ -326,31 +318,22 @@ class QuantizedLayer(CacheLayerMixin):
         """Each row `repeats` times; the copies share its pages until they differ."""
         count = whole_number(repeats, "batch_repeat_interleave", least=1)
         if self.cohorts:
+            require_row_count(count * self.batch_size)
             self._keep_rows([row for row in range(self.batch_size) for _ in range(count)])
 
     def take_rows(self, other: QuantizedLayer) -> None:
         """Add the rows of `other` behind these. The shorter of the two is padded on the left."""
-        columns = max(self.columns, other.columns)
-        first = max(0, self.batch_size)
-        mine = (one._replace(padding=one.padding + columns - self.columns) for one in self.cohorts)
-        theirs = (
-            one._replace(rows=tuple(first + row for row in one.rows), padding=one.padding + columns - other.columns)
-            for one in select_rows(other.cohorts, range(max(0, other.batch_size)))
-        )
-        self.cohorts = (*mine, *theirs)
-        self.columns = columns
-        self.is_initialized = bool(self.cohorts)
+        self.state = self.state.joined(other.state)
 
     def trim_padding(self, columns: int) -> None:
         """Forget leading columns that are padding in every row."""
-        assert all(cohort.padding >= columns for cohort in self.cohorts), "the cache checks all layers first"
-        self.cohorts = tuple(one._replace(padding=one.padding - columns) for one in self.cohorts)
-        self.columns -= columns
+        self.state = self.state.trimmed(columns)
 
     def share_with(self, other: QuantizedLayer) -> None:
         """Give `other`, an empty layer of the same kind, these tokens; pages are shared until one of the two writes."""
         cohorts = select_rows(self.cohorts, range(self.batch_size)) if self.cohorts else ()
         other.state = self.state._replace(cohorts=cohorts)
+        other.shows_past = self.shows_past
 
     @property
     def state(self) -> LayerState:
@@ -382,15 +365,15 @@ class QuantizedLayer(CacheLayerMixin):
         if not self._cohorts:
             return None
         _, begin = self.get_mask_sizes(0)
-        if self.record_past:
-            # transformers' sliding layer shows what it recorded, so that a caller sees what a crop would bring back.
+        if self.shows_past:
+            # As transformers' sliding layer does.
             begin = min(begin, max(one.padding + store.first_token for one in self.cohorts for store in one.stores))
         return self.read_columns(self.cohorts, side, self._dtype, begin, self.columns)
 
     def _check_states(self, key_states: Tensor, value_states: Tensor) -> None:
-        given = None if self._left_padding is None else len(self._left_padding)
-        rows = self.batch_size if self.cohorts else given or key_states.shape[0]
-        check_states(key_states, value_states, self.geometry, rows, f"layer {self._index}")
+        padded = None if self._left_padding is None else len(self._left_padding)
+        rows = self.batch_size if self.cohorts else None
+        check_states(key_states, value_states, self.geometry, rows, padded, f"layer {self._index}")
 
     def read_columns(self, cohorts: tuple[Cohort, ...], side: str, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         """Columns `begin` to `end - 1` of all rows; padding is zero."""

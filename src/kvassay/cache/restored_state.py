@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvassay.cache.coded_runs import CodedRuns
+from kvassay.cache.layer_state import LayerState
 from kvassay.cache.page_bytes import array_with_a_nonfinite_value, filled_blocks, page_chunks, written_bytes
 from kvassay.cache.page_pool import PageIds, PagePool
 from kvassay.cache.paged_rows import PagedRows
-from kvassay.cache.quantized_layer import LayerState, QuantizedLayer
+from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.side_parts import SideParts, tail_pool
 from kvassay.cache.side_state import (
     RunTokens,

@@ -162,7 +162,7 @@ def restore(cache: QuantizedCache, saved: OpenFile, device: torch.device) -> Non
     padding = None if header.left_padding is None else tuple(header.left_padding)
     states = [plan.read(source, device, padding) for plan in plans]
     for layer, state in zip(cache.quantized_layers, states, strict=True):
-        layer.state = state
+        layer.state, layer.shows_past = state, state.record_past
 
 
 class _Source:

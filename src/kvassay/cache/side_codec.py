@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvassay.cache.key_transform import KeyTransform, decode_keys
+from kvassay.cache.own_precision import own_precision
 from kvassay.cache.paged_rows import PagedRows
 from kvassay.core.kv_format import SidePlan
 from kvassay.core.tiles import encoded_tokens
@@ -62,9 +63,10 @@ class SideCodec:
             if high > new_begin:
                 parts.append(new[:, :, max(0, low - new_begin) : high - new_begin])
             values = parts[0] if len(parts) == 1 else torch.cat([part.to(kept) for part in parts], dim=2)
-            if self._key_transform is not None:
-                values = self._key_transform.forward(values.to(kept), self._plan.sinks + low)
-            pieces += self._encode(values, kept if self._key_transform is None else values.dtype, require_storable)
+            with own_precision(values.device):
+                if self._key_transform is not None:
+                    values = self._key_transform.forward(values.to(kept), self._plan.sinks + low)
+                pieces += self._encode(values, kept if self._key_transform is None else values.dtype, require_storable)
         self._check_clipped(pieces)
         return tuple(pieces)
 
@@ -101,11 +103,12 @@ class SideCodec:
         streams = run.read(begin, end)
         block = self._plan.spec.tokens_per_block
         first = run.start + (begin - run.start) // block * block
-        if self._key_transform is None:
-            values = decode_as(self._quantizer, streams, dtype, self.calibration)
-        else:
-            position = self._plan.sinks + first
-            values = decode_keys(self._quantizer, streams, dtype, self.calibration, self._key_transform, position)
+        with own_precision(run.pool.device):
+            if self._key_transform is None:
+                values = decode_as(self._quantizer, streams, dtype, self.calibration)
+            else:
+                position = self._plan.sinks + first
+                values = decode_keys(self._quantizer, streams, dtype, self.calibration, self._key_transform, position)
         return values[:, :, begin - first : end - first]
 
     def _check_clipped(self, encoded: Sequence[Encoded]) -> None:

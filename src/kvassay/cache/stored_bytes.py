@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvassay.cache.page_pool import PagePool
 from kvassay.cache.paged_rows import PagedRows
 from kvassay.core.geometry import Owner
+from kvassay.core.kv_format import KVFormat
 
 if TYPE_CHECKING:
+    from kvassay.cache.cohorts import Cohort
     from kvassay.cache.side_store import SideStore
+
+
+def layers_nbytes(layers: Sequence[Sequence[Cohort]], kv_format: KVFormat) -> tuple[Counter[Owner], Counter[Owner]]:
+    """Bytes of the keys and of the values of all layers, each given by its cohorts."""
+    keys: Counter[Owner] = Counter()
+    values: Counter[Owner] = Counter()
+    for index, cohorts in enumerate(layers):
+        skipped = kv_format.skips(index)
+        # Of a head group: its stores in all cohorts, whose rows may share pages.
+        for groups in zip(*(cohort.stored_heads for cohort in cohorts), strict=True):
+            for counts, stores in (
+                (keys, [group.keys for group in groups]),
+                (values, [group.values for group in groups]),
+            ):
+                counts.update(stored_nbytes(stores, stores[0].static_nbytes, skipped))
+    return keys, values
 
 
 def stored_nbytes(

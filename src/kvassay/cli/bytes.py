@@ -13,6 +13,7 @@ from kvassay.core.geometry import Owner
 from kvassay.core.ledger import ByteLedger, predict_ledger
 from kvassay.core.model_source import geometry_of
 from kvassay.core.serving import check_serves
+from kvassay.core.transient_peak import PATH_WORDS, TransientPeaks
 
 Count = Annotated[int, whole_number(1, 1_000_000_000)]
 
@@ -71,8 +72,13 @@ def _print_ledger(model: str, ledger: ByteLedger) -> None:
         f"{ledger.persistent_nbytes_per_token:,.1f} B a token, {16 * ledger.ratio_to_float16:.4g} bits a value: "
         f"{ledger.ratio_to_float16:.4f} of 16 bit, {ledger.persistent_nbytes / ledger.float32_nbytes:.4f} of float32"
     )
-    phases = ledger.transient_phases
-    assert phases is not None, "a computed ledger has them"
+    for phases in (ledger.transient_phases, ledger.transient_in_torch):
+        assert phases is not None, "a computed ledger has them"
+        _print_phases(phases)
+    print()
+
+
+def _print_phases(phases: TransientPeaks) -> None:
     calls = [("prefill", phases.prefill_nbytes), ("flush", phases.flush_nbytes), ("decode", phases.decode_nbytes)]
     said = ", ".join(f"{call} {nbytes:,} B ({nbytes_text(nbytes)})" for call, nbytes in calls if nbytes is not None)
-    print(f"transient peak of a call, {phases.basis.value}: {said}\n")
+    print(f"transient peak of a call {PATH_WORDS[phases.path]}, {phases.basis.value}: {said}")

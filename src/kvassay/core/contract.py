@@ -25,6 +25,7 @@ from kvassay.core.clauses.subject import Subject
 from kvassay.core.clauses.tasks import PARSE, TaskBound, TaskName, needles_alone, with_kinds
 from kvassay.core.corpus_names import corpus_cells
 from kvassay.core.digest import sha256_json
+from kvassay.core.regular_file import read_once
 from kvassay.errors import ContractError
 
 SCHEMA = "kvassay.contract/1"
@@ -199,8 +200,7 @@ def load_contract(path: Path) -> Contract:
 def read_contract_text(path: Path) -> str:
     """The text of a contract file, byte for byte; a pipe will do, since it is read once."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CONTRACT_NBYTES + 1)  # of a pipe, too, whose size nobody knows
+        data = read_once(path, MAX_CONTRACT_NBYTES + 1)
         text = data.decode()
     except FileNotFoundError as error:
         raise ContractError(f"contract {str(path)!r} does not exist") from error

@@ -23,7 +23,7 @@ from kvassay.core.paging import (
     page_layout,
     side_pages,
 )
-from kvassay.core.transient_peak import TransientPeaks, transient_peaks
+from kvassay.core.transient_peak import TransientPath, TransientPeaks, transient_peaks
 
 ASSUMPTIONS = (
     "Persistent bytes are those of the arrays that this library's cache allocates at this length: codes, scales, "
@@ -33,11 +33,12 @@ ASSUMPTIONS = (
     f"Stored arrays grow by pages of {PAGE_TOKENS} tokens, rounded up to whole blocks; the full-precision tail by "
     f"pages of {TAIL_PAGE_TOKENS}. Block tables, reference counts and places of pages are counted.",
     "Object headers, allocator rounding, weights and activations are excluded.",
-    "The transient figure is the most that one layer's call allocates and gives back, of a float32 model whose "
-    "attention reads pages tile by tile: a prefill of all tokens in one call, a flush (a step of one token that "
-    "completes a block of several) and a decode step, at these tokens and rows. The attention of a prefill reads the "
-    "model's own keys and values and is not in it. Compiled kernels take less; attention='decoded' holds a whole layer "
-    "as floats besides.",
+    "The transient figure is the most that one layer's call allocates and gives back, of a float32 model: a prefill of "
+    "all tokens in one call, a flush (a step of one token that completes a block of several) and a decode step, at "
+    "these tokens and rows. It is given by path: with the compiled kernels, their own memory for one thread included, "
+    "which is what is taken by default, and in torch alone, where attention reads pages tile by tile. The attention of "
+    "a prefill reads the model's own keys and values and is not in it; attention='decoded' holds a whole layer as "
+    "floats besides. A thread of the kernels keeps less than 1 MiB to work in.",
 )
 
 KEY_TRANSFORM_ASSUMPTION = (
@@ -75,7 +76,10 @@ class ByteLedger(BaseModel):
     """The largest of `transient_phases`."""
     transient_basis: Basis | None
     transient_phases: TransientPeaks | None = None
-    """By kind of call, and whether predicted or only bounded; None where nobody said."""
+    """By kind of call, on the path that is taken by default, and whether predicted or only bounded; None where nobody
+    said."""
+    transient_in_torch: TransientPeaks | None = None
+    """The same without the compiled module."""
     float32_nbytes: int
     """The same tokens as float32: one denominator of savings."""
     float16_nbytes: int
@@ -124,7 +128,7 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
             values.update(_side_nbytes(group.values, heads, layer.value_dim, tokens, batch, kv_format, skipped))
         visible = min(tokens, layer.sliding_window or tokens)
         elements += batch * layer.kv_heads * (layer.head_dim + layer.value_dim) * visible
-    transient = transient_peaks(geometry, kv_format, tokens, batch)
+    transient, in_torch = (transient_peaks(geometry, kv_format, tokens, batch, path) for path in TransientPath)
     return ByteLedger(
         format_name=kv_format.name,
         format_digest=kv_format.digest,
@@ -136,6 +140,7 @@ def predict_ledger(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, ba
         peak_transient_nbytes=transient.largest_nbytes,
         transient_basis=Basis.COMPUTED,
         transient_phases=transient,
+        transient_in_torch=in_torch,
         float32_nbytes=4 * elements,
         float16_nbytes=2 * elements,
         assumptions=ledger_assumptions(kv_format),

@@ -87,6 +87,17 @@ WorkingOf = Callable[[QuantSpec], Working | None]
 """What the codec of a spec takes; None where that does not follow from the spec."""
 
 
+class InPlace(StrEnum):
+    """What compiled kernels multiply a query with, without decoding a code."""
+
+    NO = "no"
+    """Codes must be decoded first."""
+    CHANNELS = "channels"
+    """Codes stand for the channels themselves."""
+    BASIS = "basis"
+    """Codes stand for the channels in another order or basis, into which the query is brought."""
+
+
 class Option(NamedTuple):
     """A parameter that only this method has."""
 
@@ -141,6 +152,8 @@ class Method(NamedTuple):
     may_rotate: bool = True
     rotates: bool = False
     """True where the codec rotates by itself, without a rotation in the spec."""
+    in_place: InPlace | Callable[[QuantSpec], InPlace] = InPlace.NO
+    """As the codec's `tile_reading` says with its details (`formats.tile_reading`), rotation and mean left out."""
     working: Working | WorkingOf | None = None
     """Without it, or for a spec that it gives None, the transient figure of a ledger is an upper bound that holds for
     any method."""

@@ -17,6 +17,9 @@ ENCODED_ELEMENTS = 1 << 18
 DECODED_ELEMENTS = 1 << 20
 """Values that are decoded at once: more than a tile has, so that each side of a tile is one piece."""
 
+KERNEL_RANGE_TOKENS = 4096
+"""Columns that one thread of a kernel sums by themselves (`kRangeTokens` in native/src/dispatch.cpp)."""
+
 
 def tile_tokens(keys_a_token: int, scores_a_token: int, page: int) -> int:
     """Tokens of a tile: whole pages of `page` tokens, at least one."""

@@ -1,24 +1,26 @@
 """What one layer's call needs beyond what it leaves behind, predicted: prefill, flush and decode. No torch.
 
 `core.workspace` bounds any call from above; this counts the arrays that the cache's code holds at its fullest moments,
-for a cache on the tiled path whose rows are not padded. Lengths and pieces follow `core.tiles`, as the cache does; what
-a codec takes while it works is its method's own row (`Method.working`). Bytes are those asked of the allocator.
+for a cache whose rows are not padded, on each of two paths (`TransientPath`). Lengths and pieces follow `core.tiles`,
+as the cache does; what a codec takes while it works is its method's own row (`Method.working`). Bytes are those asked
+of the allocator, and on the kernels' path what their own scratch memory takes.
 
 The moments of a call: the last piece of keys or of values is encoded, while all before it is held and pages that will
-be kept are not yet allocated; everything is encoded and enters the pages; one side of one tile is decoded.
+be kept are not yet allocated; everything is encoded and enters the pages; kernels read the pages, or one side of one
+tile is decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
 from kvassay.core.geometry import CacheGeometry, LayerGeometry
+from kvassay.core.kernel_reach import reads_layer
 from kvassay.core.kv_format import KVFormat, head_groups
-from kvassay.core.spec import DTYPE_NBYTES, FloatDtype
-from kvassay.core.tiles import tile_tokens
+from kvassay.core.spec import FloatDtype
+from kvassay.core.transient_attend import kernel_scratch_nbytes, kernel_tensors_nbytes, tiled_nbytes
 from kvassay.core.transient_side import Side, working_nbytes
 from kvassay.core.workspace import workspace
 
@@ -34,11 +36,23 @@ class Phase(StrEnum):
     """A step of one token that completes none."""
 
 
+class TransientPath(StrEnum):
+    """By what the cache's work is done, which decides what it takes."""
+
+    KERNELS = "kernels"
+    """With the compiled module, and attention as it is by default: kernels read every layer that they can."""
+    TORCH = "torch"
+    """Without the module: pages are written by torch and read tile by tile."""
+
+
+PATH_WORDS = {TransientPath.KERNELS: "by compiled kernels", TransientPath.TORCH: "in torch alone"}
+
+
 class TransientBasis(StrEnum):
     """What a transient figure claims."""
 
     PREDICTED = "predicted"
-    """Within 15% of what the allocator hands out in torch (`tests/cache/test_transient_peak.py`); kernels take less."""
+    """Within 10% of what is taken on the kernels' path, 15% in torch (`tests/cache/test_transient_peak.py`)."""
     BOUND = "bound"
     """Not less than that: some layer's format has no prediction, and `core.workspace` bounds it."""
 
@@ -49,6 +63,8 @@ class TransientPeaks(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     basis: TransientBasis
+    path: TransientPath = TransientPath.TORCH
+    """Files from before there was a choice are of torch."""
     prefill_nbytes: int
     """All tokens in one call, into the empty cache."""
     flush_nbytes: int | None
@@ -62,7 +78,13 @@ class TransientPeaks(BaseModel):
         return max(self.prefill_nbytes, self.flush_nbytes or 0, self.decode_nbytes)
 
 
-def transient_peaks(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, batch: int = 1) -> TransientPeaks:
+def transient_peaks(
+    geometry: CacheGeometry,
+    kv_format: KVFormat,
+    tokens: int,
+    batch: int = 1,
+    path: TransientPath = TransientPath.KERNELS,
+) -> TransientPeaks:
     """Of a float32 model whose cache holds `tokens` tokens in each of `batch` rows."""
     basis = TransientBasis.PREDICTED
     found: dict[Phase, int] = {}
@@ -80,12 +102,15 @@ def transient_peaks(geometry: CacheGeometry, kv_format: KVFormat, tokens: int, b
         if not predicted:
             basis = TransientBasis.BOUND
         for phase in Phase:
-            call = layer_peak if predicted else _layer_bound
-            nbytes = call(kv_format, index, layer, query_heads, phase, tokens=tokens, batch=batch)
+            if predicted:
+                nbytes = layer_peak(kv_format, index, layer, query_heads, phase, path, tokens=tokens, batch=batch)
+            else:
+                nbytes = _layer_bound(kv_format, index, layer, query_heads, phase, tokens=tokens, batch=batch)
             if nbytes is not None:
                 found[phase] = max(found.get(phase, 0), nbytes)
     return TransientPeaks(
         basis=basis,
+        path=path,
         prefill_nbytes=found[Phase.PREFILL],
         flush_nbytes=found.get(Phase.FLUSH),
         decode_nbytes=found.get(Phase.DECODE, 0),
@@ -145,15 +170,18 @@ def layer_peak(
     layer: LayerGeometry,
     query_heads: int,
     phase: Phase,
+    path: TransientPath = TransientPath.KERNELS,
     *,
     tokens: int,
     batch: int = 1,
     dtype: FloatDtype = "float32",
+    counts_scratch: bool = True,
 ) -> int | None:
     """Transient bytes of one call; None where there is no such call.
 
     `tokens` are held in each row after it; steps take the largest length up to it that is of their kind. `dtype` is
-    the model's. Only where `is_predicted`.
+    the model's. Without `counts_scratch` only tensors count, which is what torch's allocator sees. Only where
+    `is_predicted`.
     """
     group = head_groups(kv_format, index, layer)[0]
     length = call_tokens(kv_format, index, layer, phase, tokens)
@@ -161,21 +189,26 @@ def layer_peak(
         return None
     before = 0 if phase is Phase.PREFILL else length - 1
     sides = [
-        Side(plan, kv_format.exact_dtype, dtype, batch, layer.kv_heads, dim)
+        Side(plan, kv_format.exact_dtype, dtype, batch, layer.kv_heads, dim, by_kernels=path is TransientPath.KERNELS)
         for plan, dim in ((group.keys, layer.head_dim), (group.values, layer.value_dim))
     ]
     appending = _append(sides, before, length)
     if phase is Phase.PREFILL:
         return round(appending)
-    return round(max(appending, _attend(sides[0], sides[1], query_heads, length)))
+    keys, values = sides
+    if path is TransientPath.TORCH or not reads_layer(kv_format, index, layer, query_heads):
+        return round(max(appending, tiled_nbytes(keys, values, query_heads, length)))
+    attending = kernel_tensors_nbytes(keys, values, query_heads)
+    if counts_scratch:
+        attending += kernel_scratch_nbytes(keys, values, query_heads, length)
+    return round(max(appending, attending))
 
 
 def _append(sides: list[Side], before: int, after: int) -> float:
     """Most bytes beyond those of the pages after it. Pages count once they are allocated, which is side by side."""
     encodings = [side.encoding(before, after) for side in sides]
-    new_pages = [side.pages_nbytes(after) - side.pages_nbytes(before) for side in sides]
-    sinks = sum(side.sinks_nbytes(after) - side.sinks_nbytes(before) for side in sides)
-    kept = sum(new_pages) + sinks
+    new_pages = [side.new_pages_nbytes(before, after) for side in sides]
+    kept = sum(new_pages)
     held = allocated = 0.0
     largest = 0.0
     for encoding, pages in zip(encodings, new_pages, strict=True):
@@ -183,32 +216,3 @@ def _append(sides: list[Side], before: int, after: int) -> float:
         held += encoding.held_nbytes
         allocated += pages
     return max(largest, held + max(each.writing_nbytes for each in encodings))
-
-
-def _attend(keys: Side, values: Side, query_heads: int, length: int) -> float:
-    """A step's attention: the queries, and one side of a tile with its scores."""
-    queries = keys.batch * query_heads
-    held = queries * (DTYPE_NBYTES[keys.model_dtype] * values.dim + 4 * keys.dim + 4 * values.dim + 8)
-    largest = 0.0
-    for low, high in _tiles(keys, values, query_heads, length):
-        scores = 4 * queries * (high - low)
-        result = 4 * keys.row * (high - low)
-        largest = max(largest, keys.reading(low, high, length), result + scores)
-        largest = max(largest, scores + values.reading(low, high, length))
-    return held + largest
-
-
-def _tiles(keys: Side, values: Side, query_heads: int, length: int) -> Iterator[tuple[int, int]]:
-    """Those that may be the largest: at both ends, and where codes end on either side. All others are alike."""
-    window = keys.plan.sliding_window
-    begin = 0 if window is None else max(0, length - window)
-    page, sinks = keys.layout.tokens, keys.plan.sinks
-    step = tile_tokens(keys.row, keys.batch * query_heads, page)
-    first_end = sinks + (begin - sinks) // page * page + step
-    last = max(0, -(-(length - first_end) // step))
-    codes_end = [side.plan.sinks + side.plan.committed_tokens(length) for side in (keys, values)]
-    near = [(end - first_end) // step + shift for end in codes_end for shift in (0, 1, 2)]
-    for index in sorted({0, 1, last - 1, last, *near}):
-        if 0 <= index <= last:
-            end = first_end + index * step
-            yield max(begin, end - step) if index else begin, min(length, end)

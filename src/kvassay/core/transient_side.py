@@ -1,12 +1,14 @@
 """What one side of a layer holds while it is encoded, written and read. No torch.
 
-`core.transient_peak` adds the sides of a call. Each function follows one of `cache.side_store`, array by array.
+`core.transient_peak` adds the sides of a call. Each function follows one of `cache.side_store`, array by array. Where
+the compiled module is there (`by_kernels`) it encodes what it can and puts rows into pages without ordering them first.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvassay.core.kernel_reach import encodes
 from kvassay.core.kv_format import SidePlan
 from kvassay.core.methods import Working, method_of
 from kvassay.core.paging import (
@@ -15,7 +17,7 @@ from kvassay.core.paging import (
     coded_capacity,
     exact_page_layout,
     page_layout,
-    tail_capacity,
+    tail_pages,
 )
 from kvassay.core.spec import DTYPE_NBYTES, FloatDtype, QuantSpec
 from kvassay.core.tiles import decoded_tokens, encoded_tokens
@@ -51,6 +53,7 @@ class Side(NamedTuple):
     batch: int
     kv_heads: int
     dim: int
+    by_kernels: bool
 
     @property
     def row(self) -> int:
@@ -80,16 +83,15 @@ class Side(NamedTuple):
         layout = self.layout
         return self.batch * tokens // layout.block_tokens * sum(each.stream.block_nbytes for each in layout.regions)
 
-    def pages_nbytes(self, tokens: int) -> int:
-        """Allocated pages of a sequence of so many tokens."""
-        coded = self.plan.committed_tokens(tokens)
-        after_sinks = max(0, tokens - self.plan.sinks)
-        nbytes = coded_capacity(self.plan, coded) * self.layout.nbytes
-        nbytes += tail_capacity(self.plan, after_sinks) * self._exact_page(TAIL_PAGE_TOKENS)
+    def new_pages_nbytes(self, before: int, after: int) -> int:
+        """Pages that an append takes. Tail pages that it frees serve its own, and what is left of them is not new."""
+        plan = self.plan
+        old, new = (coded_capacity(plan, plan.committed_tokens(tokens)) for tokens in (before, after))
+        nbytes = (new - old) * self.layout.nbytes
+        old, new = (tail_pages(plan, max(0, tokens - plan.sinks)) for tokens in (before, after))
+        nbytes += max(0, new - old) * self._exact_page(TAIL_PAGE_TOKENS)
+        nbytes += self._exact_page(plan.sinks) if plan.sinks and not before else 0
         return self.batch * nbytes
-
-    def sinks_nbytes(self, tokens: int) -> int:
-        return self.batch * self._exact_page(self.plan.sinks) if self.plan.sinks and tokens else 0
 
     def _exact_page(self, tokens: int) -> int:
         return exact_page_layout(self.exact_dtype, self.kv_heads, self.dim, self.plan.side, tokens).nbytes
@@ -107,7 +109,7 @@ class Side(NamedTuple):
         for low in sorted({first, max(first, last - step), last}) if end > first else ():
             high = min(low + step, end)
             held = self._coded_result(low - first)
-            largest = max(largest, held + self._piece(low, high, new_begin))
+            largest = max(largest, held + self._piece(low, high, new_begin, after - before))
         after_sinks = max(0, after - plan.sinks)
         new_tail = max(0, after_sinks - max(end, new_begin))
         sinks = max(0, min(after, plan.sinks) - before)
@@ -118,22 +120,31 @@ class Side(NamedTuple):
         """Encoded and not yet in the pages; floats of the model's own dtype are the model's arrays."""
         return 0 if self.plan.spec.is_exact and not self.is_cast else self.coded_nbytes(tokens)
 
-    def _piece(self, low: int, high: int, new_begin: int) -> float:
-        """Tokens `low` to `high - 1` while they are encoded."""
+    def _piece(self, low: int, high: int, new_begin: int, given: int) -> float:
+        """Tokens `low` to `high - 1` while they are encoded; the call was given `given` tokens."""
         entry = DTYPE_NBYTES[self.entry_dtype]
         values = (high - low) * self.row
         old = max(0, min(high, new_begin) - low)
         new = high - low - old
-        waiting = self._raw_floats(low, low + old) if old else 0
+        reading, waiting = self._waiting(low, low + old) if old else (0, 0)
         entering = new * self.row * entry * self.is_cast
         joined = values * entry if old and new else 0
+        is_part = not old and not self.is_cast and new < given and self.batch * self.kv_heads > 1
+        return max(reading, waiting + entering + joined + self._encoded_nbytes(low, high, is_part))
+
+    def _encoded_nbytes(self, low: int, high: int, is_part: bool) -> float:
+        """What a codec takes for a piece, its result included; `is_part` of a piece cut from the model's own array."""
+        entry, values = DTYPE_NBYTES[self.entry_dtype], (high - low) * self.row
         if self.plan.spec.is_exact:
-            return waiting + entering + joined
+            return 0
+        if self.by_kernels and encodes(self.plan.spec, self.dim):
+            # The module takes float32 without gaps: a part of the model's own array is copied.
+            return 4 * values * (entry < 4 or is_part) + self.coded_nbytes(high - low)
         working = working_nbytes(self.plan.spec)
         assert working is not None, "the caller checks `is_predicted`"
         parameters = self.coded_nbytes(high - low) / values - self._code_nbytes
         taken = working.encode_nbytes + parameters + (working.cast_nbytes if entry == 2 else 0)
-        return waiting + entering + joined + taken * values
+        return taken * values
 
     @property
     def _code_nbytes(self) -> float:
@@ -141,25 +152,29 @@ class Side(NamedTuple):
         stream = self.layout.regions[0].stream
         return stream.block_nbytes / (self.layout.block_tokens * self.kv_heads * self.dim)
 
-    def _raw_floats(self, begin: int, end: int) -> int:
-        """Tail pages that are copied to read some tokens, and the tokens cut from them."""
+    def _waiting(self, begin: int, end: int) -> tuple[int, int]:
+        """Most bytes while tokens are read from the tail, and those of the result: whole pages, or what is cut out."""
         low, high = begin // TAIL_PAGE_TOKENS * TAIL_PAGE_TOKENS, -(-end // TAIL_PAGE_TOKENS) * TAIL_PAGE_TOKENS
         is_cut = self._is_cut(high - low, end - begin)
-        return (high - low + (end - begin) * is_cut) * self.float_nbytes
+        pages, cut = (high - low) * self.float_nbytes, (end - begin) * is_cut * self.float_nbytes
+        return pages + cut, cut or pages
 
     def _writing(self, piece: int, coded: int, sinks: int, new_tail: int) -> int:
         """The largest array while it enters the pages: cut from a longer one, and in the order of the pages."""
         largest = max(region.stream.block_nbytes for region in self.layout.regions)
         nbytes = self.batch * piece // self.layout.block_tokens * largest
-        is_slice = self.plan.spec.is_exact and not self.is_cast and piece < coded
+        has_gaps = not self.is_cast and self.batch * self.kv_heads > 1
+        is_slice = self.plan.spec.is_exact and has_gaps and piece < coded
         taken = nbytes * (is_slice + self._is_ordered(piece, self.layout.tokens))
         for tokens, page in ((sinks, max(1, sinks)), (new_tail, TAIL_PAGE_TOKENS)):
-            cut = not self.is_cast and coded + sinks + new_tail > tokens
+            cut = has_gaps and coded + sinks + new_tail > tokens
             taken = max(taken, tokens * self.float_nbytes * (cut + self._is_ordered(tokens, page)))
         return taken
 
     def _is_ordered(self, tokens: int, page: int) -> bool:
         """True where tokens of several pages and rows are copied to stand as in the pages."""
+        if self.by_kernels:
+            return False
         whole = tokens // page
         return min(self.batch, whole) > 1 and (self.kv_heads > 1 or tokens > whole * page)
 

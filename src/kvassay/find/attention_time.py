@@ -66,6 +66,7 @@ class AttentionTimer:
             found = layer_obstacle(
                 head_groups(kv_format, index, layer),
                 layer,
+                query_heads=self.geometry.query_heads,
                 is_offloaded=False,
                 transforms_keys=kv_format.transforms_keys,
             )
@@ -93,7 +94,7 @@ class AttentionTimer:
     def _measure(self, kv_format: KVFormat, index: int, calibration: Mapping[int, LayerCalibration]) -> list[float]:
         geometry = self.geometry.layers[index]
         scales = layer_calibration(calibration, kv_format, index, geometry)
-        layer = QuantizedLayer(kv_format, index, geometry, scales, "count")
+        layer = QuantizedLayer(kv_format, index, geometry, scales, "count", query_heads=self.geometry.query_heads)
         generator = torch.Generator().manual_seed(index)
         for tokens in (self.tokens - 1, 1):
             if tokens:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvassay.core.kernel_reach import region_named, shape_obstacle
 from kvassay.core.kv_format import SidePlan
-from kvassay.core.paging import KEY_BLOCK_TOKENS, PageLayout, Region
-from kvassay.core.spec import STATIC, Granularity, QuantSpec
+from kvassay.core.paging import PageLayout
+from kvassay.core.spec import Granularity, QuantSpec
 from kvassay.formats import Calibration, quantizer
 from kvassay.formats.tile_reading import TileReading
 from kvassay.kernels.native import native_module
@@ -30,13 +32,6 @@ _CODES = {
 _NO_SCALE, _TOKEN_SCALES, _CHANNEL_SCALES = 0, 1, 2
 _SCALE_TYPES = {"float16": 0, "float32": 1, "bfloat16": 2}
 
-MAX_DIM = 1024
-MAX_GROUPS = 32
-MAX_PAGE_TOKENS = 256
-MAX_QUERIES = 64
-"""Queries that share a KV head in one call: query heads a KV head times tokens."""
-_DIM_STEP = 16
-
 
 class TileSide(NamedTuple):
     """A side as the compiled module reads it."""
@@ -53,32 +48,11 @@ class TileSide(NamedTuple):
 
 def obstacle(plan: SidePlan, layout: PageLayout, dim: int) -> str | None:
     """Why kernels cannot read the coded pages of a side; None where they can."""
+    if (found := shape_obstacle(plan, layout, dim)) is not None:
+        return found
     spec = plan.spec
-    if dim % _DIM_STEP or dim > MAX_DIM:
-        return f"head_dim {dim} is not a multiple of {_DIM_STEP} up to {MAX_DIM}"
     if quantizer(spec).tile_reading(dim) is None:
         return f"codes of {spec.method} ({spec.num_bits} bit) must be decoded first"
-    if layout.tokens > MAX_PAGE_TOKENS:
-        return f"a page of {layout.tokens} tokens is longer than {MAX_PAGE_TOKENS}"
-    if spec.is_exact:
-        return None
-    codes = _region(layout, "codes")
-    if layout.tokens % KEY_BLOCK_TOKENS or codes is None or codes.order is None:
-        return f"pages of {layout.tokens} tokens are not whole blocks of {KEY_BLOCK_TOKENS}"
-    if spec.granularity is Granularity.CHANNEL and plan.side == "values":
-        return "values with scales by channel must be decoded first"
-    if spec.granularity is Granularity.CHANNEL and layout.block_tokens % KEY_BLOCK_TOKENS:
-        return f"blocks of {layout.block_tokens} tokens are not whole blocks of {KEY_BLOCK_TOKENS}"
-    if spec.granularity in (Granularity.GROUP, Granularity.TOKEN_HEAD):
-        group = spec.group_size or dim
-        if group % _DIM_STEP or dim // group > MAX_GROUPS:
-            return f"groups of {group} channels are not whole blocks of {_DIM_STEP}, at most {MAX_GROUPS} a head"
-    elif spec.granularity not in (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD, Granularity.CHANNEL):
-        return f"scales by {spec.granularity.value} must be decoded first"
-    if spec.is_static and spec.has_minimum:
-        return "a static minimum must be decoded first"
-    if spec.scale_dtype is not None and spec.scale_dtype not in _SCALE_TYPES and spec.granularity not in STATIC:
-        return f"scales of {spec.scale_dtype} must be decoded first"
     return None
 
 
@@ -95,16 +69,22 @@ def tile_side(
     assert reading is not None, "the caller asked for obstacles"
     coded, tail, sinks = layouts
     floats = TileReading(exact_dtype)  # pyright: ignore[reportArgumentType]
-    basis = None
-    if reading.basis is not None:
-        basis = reading.basis(torch.eye(dim, dtype=torch.float64)).to(torch.float32)
     return TileSide(
         coded=_tile_format(reading, plan.spec, coded, dim),
         tail=_tile_format(floats, None, tail, dim),
         sinks=_tile_format(floats, None, sinks, dim),
         head_scale=_head_scale(reading, plan.spec, kv_heads, calibration),
-        basis=basis,
+        basis=_basis(plan.spec, dim),
     )
+
+
+@lru_cache(maxsize=64)
+def _basis(spec: QuantSpec, dim: int) -> Tensor | None:
+    """The same for all layers and caches, which share it: making it takes some times its own memory."""
+    reading = quantizer(spec).tile_reading(dim)
+    if reading is None or reading.basis is None:
+        return None
+    return reading.basis(torch.eye(dim, dtype=torch.float64)).to(torch.float32)
 
 
 def float_format(dtype: str, layout: PageLayout, dim: int) -> Any:
@@ -113,7 +93,7 @@ def float_format(dtype: str, layout: PageLayout, dim: int) -> Any:
 
 
 def _tile_format(reading: TileReading, spec: QuantSpec | None, layout: PageLayout, dim: int) -> Any:
-    scales, minimums = _region(layout, "scales"), _region(layout, "minimums")
+    scales, minimums = region_named(layout, "scales"), region_named(layout, "minimums")
     mode = _NO_SCALE
     if spec is not None and scales is not None:
         mode = _CHANNEL_SCALES if spec.granularity is Granularity.CHANNEL else _TOKEN_SCALES
@@ -145,7 +125,3 @@ def _head_scale(
         assert calibration is not None, "a static spec is calibrated before its first token"
         scale = scale * calibration.parameters["scale"].to(torch.float32).flatten().numpy()
     return None if (scale == 1).all() else np.ascontiguousarray(scale, np.float32)
-
-
-def _region(layout: PageLayout, name: str) -> Region | None:
-    return next((region for region in layout.regions if region.stream.name == name), None)

@@ -103,7 +103,9 @@ def needed_nbytes(geometry: CacheGeometry, found: Capacity, context: int) -> int
     ledger = predict_ledger(geometry, found.kv_format, context, found.batch.next_batch)
     fullest = predict_ledger(geometry, found.kv_format, found.batch.fullest_tokens, found.batch.next_batch)
     most = max(ledger.persistent_nbytes, fullest.persistent_nbytes)
-    return most + WORKSPACE_FACTOR * (ledger.peak_transient_nbytes or 0) + BASE_NBYTES
+    # Whether the compiled module is there or not.
+    calls = [phases.largest_nbytes for phases in (ledger.transient_phases, ledger.transient_in_torch) if phases]
+    return most + WORKSPACE_FACTOR * max(calls, default=0) + BASE_NBYTES
 
 
 def check_machine(geometry: CacheGeometry, found: Capacity, context: int, budget_nbytes: int) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kvassay.core.geometry import Owner
 from kvassay.core.ledger import ByteLedger
 from kvassay.core.records import Arm
+from kvassay.core.transient_peak import PATH_WORDS
 from kvassay.pack.reader import ArmLedgers, PackContent
 from kvassay.report.figures import NOT_RECORDED, Shown, number, percent, size, times_smaller
 from kvassay.report.ledger_figures import BITS_16, LedgerFigures, leading_ledger, ledger_figures, nominal_bits
@@ -186,10 +187,11 @@ def _peak(persistent: ByteLedger, transient: ByteLedger) -> Shown:
 
 
 def _transient_words(ledger: ByteLedger) -> str:
-    """How the figure was found, and of a computed one whether it is a prediction or an upper bound."""
+    """How the figure was found; of a computed one, whether it is a prediction or an upper bound, and of which path."""
     if ledger.transient_basis is None:
         return NOT_RECORDED
-    said = [] if ledger.transient_phases is None else [ledger.transient_phases.basis.value]
+    phases = ledger.transient_phases
+    said = [] if phases is None else [phases.basis.value, PATH_WORDS[phases.path]]
     return ", ".join([_words(ledger.transient_basis), *said])
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from kvassay.core.clauses.fields import Whole, contract_format
 from kvassay.core.contract import MAX_CONTRACT_NBYTES, Contract, parse_contract, read_contract_text
 from kvassay.core.digest import sha256_json
+from kvassay.core.regular_file import read_once
 from kvassay.errors import KvassayError, MatrixError
 from kvassay.find.derived_contract import to_toml
 from kvassay.pack.manifest import first_fault
@@ -89,8 +90,7 @@ def is_matrix(text: str) -> bool:
 def load_matrix(path: Path) -> LoadedMatrix:
     """Read a matrix file and its contracts; raises MatrixError or ContractError naming file and field."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CONTRACT_NBYTES + 1)
+        data = read_once(path, MAX_CONTRACT_NBYTES + 1)
         text = data.decode()
     except FileNotFoundError as error:
         raise MatrixError(f"matrix {str(path)!r} does not exist") from error

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvassay.core.geometry import Owner
 from kvassay.core.layout import code_stream, scale_stream, scaled_layout
-from kvassay.core.methods import Family, Method, Option, Stream, Word, Working
+from kvassay.core.methods import Family, InPlace, Method, Option, Stream, Word, Working
 from kvassay.core.spec import Granularity, OptionValue, QuantSpec
 from kvassay.errors import GeometryError
 
@@ -15,6 +15,10 @@ _ROW = (Granularity.TOKEN_HEAD, Granularity.GROUP)
 
 def _midpoint_working(spec: QuantSpec) -> Working:
     return Working(12.1, 8 if spec.num_bits == 8 else 9.1)
+
+
+def _midpoint_in_place(spec: QuantSpec) -> InPlace:
+    return InPlace.CHANNELS if spec.num_bits in (2, 4, 8) else InPlace.NO
 
 
 MIDPOINT = Method(
@@ -31,6 +35,7 @@ MIDPOINT = Method(
         "midpoint-3:group64/scale=f32",
         "midpoint-2:group32",
     ),
+    in_place=_midpoint_in_place,
     working=_midpoint_working,
     error_bound="|x − x̂| <= scale / 2^bits, with the scale as it is stored",
 )
@@ -50,6 +55,11 @@ def _one_of(*choices: str) -> Callable[[OptionValue], bool]:
 
 def _exl3_working(spec: QuantSpec) -> Working:
     return Working(17.1 if spec.option("compand") else 16.1, 20 + (spec.num_bits < 8), cast_nbytes=0)
+
+
+def _exl3_in_place(spec: QuantSpec) -> InPlace:
+    """Companded codes are looked up, and tables have up to 16 levels."""
+    return InPlace.BASIS if spec.num_bits in ((2, 4) if spec.option("compand") else (2, 4, 8)) else InPlace.NO
 
 
 EXL3 = Method(
@@ -82,10 +92,17 @@ EXL3 = Method(
     ),
     rotates=True,
     # The rotation of groups makes the float32 copy that 16-bit values need anyway.
+    in_place=_exl3_in_place,
     working=_exl3_working,
     error_bound="root mean square of x − x̂ over a group <= scale · (c / 2^bits + 2^-11), with the scale as it is "
     "stored; c = 1, or 3 − 2 · compand with a compander",
 )
+
+
+def _lloyd_in_place(spec: QuantSpec) -> InPlace:
+    """A row that keeps its norm is scaled by a sum over all its codes."""
+    return InPlace.CHANNELS if spec.num_bits in (2, 4) and spec.option("norm") != "preserved" else InPlace.NO
+
 
 LLOYD = Method(
     name="lloyd",
@@ -113,6 +130,7 @@ LLOYD = Method(
             _one_of("plain", "corrected", "preserved"),
         ),
     ),
+    in_place=_lloyd_in_place,
     working=Working(13, 13),
     error_bound="none in steps, since the outer cells are open; plain: |x − x̂| <= n · max(g, √D − c) / √D, with the "
     "norm n of the D values, half the codebook's widest gap g and its last level c; corrected: ‖x − x̂‖ <= n; "
@@ -177,6 +195,10 @@ def _sparse_layout(spec: QuantSpec, kv_heads: int, dim: int) -> tuple[Stream, ..
     return *dense, channels, Stream("outliers", Owner.CODES, spec.scale_dtype, kv_heads, shape)
 
 
+def _nf4_in_place(spec: QuantSpec) -> InPlace:
+    return InPlace.NO if spec.option("outliers") else InPlace.CHANNELS
+
+
 def _nf4_working(spec: QuantSpec) -> Working | None:
     return None if spec.option("outliers") else Working(13, 13)
 
@@ -207,6 +229,7 @@ NF4 = Method(
         ),
     ),
     # Sorting outliers out copies channels' groups or not, as they lie.
+    in_place=_nf4_in_place,
     working=_nf4_working,
     error_bound="|x − x̂| <= 0.152 · scale, with the scale as it is stored: half the widest gap of the codebook; "
     "an outlier errs by its rounding to the dtype of the scale",

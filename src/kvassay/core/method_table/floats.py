@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvassay.core.methods import EVERY_SCALE, Family, Method, Word, Working
+from kvassay.core.methods import EVERY_SCALE, Family, InPlace, Method, Word, Working
 from kvassay.core.spec import Granularity, QuantSpec, ScaleDtype
 
 FLOAT = Method(
@@ -18,6 +18,7 @@ FLOAT = Method(
     ),
     examples=("f32", "f16", "bf16"),
     may_rotate=False,
+    in_place=InPlace.CHANNELS,
     error_bound="|x − x̂| <= |x| · 2^-11 in f16 (at least 2^-25), |x| · 2^-8 in bf16, |x| · 2^-24 in f32",
 )
 
@@ -31,6 +32,12 @@ def _word(element: str) -> Word:
 
 def _working(spec: QuantSpec) -> Working:
     return Working(10 if spec.granularity is Granularity.NONE else 14, 4)
+
+
+def _in_place(spec: QuantSpec) -> InPlace:
+    """Kernels know one element, and no scale that is an exponent."""
+    known = spec.code_dtype == "float8_e4m3fn" and spec.scale_dtype != "float8_e8m0fnu"
+    return InPlace.CHANNELS if known else InPlace.NO
 
 
 FLOAT8 = Method(
@@ -57,6 +64,7 @@ FLOAT8 = Method(
         "fp8-e5m2fnuz",
         "fp8-e5m2fnuz:token-head",
     ),
+    in_place=_in_place,
     working=_working,
     error_bound="|x − x̂| <= |x| / 16 (e4m3) or |x| / 8 (e5m2), or half the smallest element times the scale where that "
     "is more, for values that do not saturate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvassay.core.layout import scaled_layout
-from kvassay.core.methods import Family, Method, Stream, Word, Working
+from kvassay.core.methods import Family, InPlace, Method, Stream, Word, Working
 from kvassay.core.spec import Granularity, QuantSpec
 from kvassay.errors import GeometryError
 
@@ -41,6 +41,7 @@ def _method(
     error_bound: str,
     working: Working,
     symmetric: bool = True,
+    in_place: InPlace = InPlace.NO,
 ) -> Method:
     code_dtype = "int8" if num_bits == 8 else "uint8"
     metadata = "float16 scale" if symmetric else "float16 scale and minimum"
@@ -62,21 +63,46 @@ def _method(
         ),
         examples=(name, f"{name}/had"),
         layout=ggml_layout,
+        in_place=in_place,
         working=working,
         error_bound=error_bound,
     )
 
 
 ROWS = (
-    _method("q8_0", 8, "ggml_q8:Q8Quantizer", "signed 8-bit codes", error_bound=_HALF, working=Working(16, 8.1)),
+    _method(
+        "q8_0",
+        8,
+        "ggml_q8:Q8Quantizer",
+        "signed 8-bit codes",
+        error_bound=_HALF,
+        working=Working(16, 8.1),
+        in_place=InPlace.CHANNELS,
+    ),
     _method(
         "q5_1", 5, "ggml_q5:Q5Quantizer", "5-bit codes", symmetric=False, error_bound=_RANGE, working=Working(8.2, 12.2)
     ),
     _method("q5_0", 5, "ggml_q5:Q5Quantizer", "5-bit codes", error_bound=_OPPOSITE, working=Working(8, 12.1)),
+    # A byte holds values i and i + 16 of a block, which is a basis of its own.
     _method(
-        "q4_1", 4, "ggml_q4:Q4Quantizer", "4-bit codes", symmetric=False, error_bound=_RANGE, working=Working(8.2, 12.2)
+        "q4_1",
+        4,
+        "ggml_q4:Q4Quantizer",
+        "4-bit codes",
+        symmetric=False,
+        error_bound=_RANGE,
+        working=Working(8.2, 12.2),
+        in_place=InPlace.BASIS,
     ),
-    _method("q4_0", 4, "ggml_q4:Q4Quantizer", "4-bit codes", error_bound=_OPPOSITE, working=Working(8, 12.1)),
+    _method(
+        "q4_0",
+        4,
+        "ggml_q4:Q4Quantizer",
+        "4-bit codes",
+        error_bound=_OPPOSITE,
+        working=Working(8, 12.1),
+        in_place=InPlace.BASIS,
+    ),
     _method(
         "iq4_nl",
         4,
@@ -84,5 +110,6 @@ ROWS = (
         "4-bit codes into a table of 16 levels",
         error_bound=_TABLE,
         working=Working(29.1, 16.1),
+        in_place=InPlace.BASIS,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvassay.core.methods import EVERY_SCALE, Family, Method, Word, Working
+from kvassay.core.methods import EVERY_SCALE, Family, InPlace, Method, Word, Working
 from kvassay.core.spec import QuantSpec
 
 
@@ -23,6 +23,10 @@ def _working(spec: QuantSpec) -> Working:
     """Unpacked codes stand beside the values; scales of a group are widened to float32."""
     widened = 4 / spec.group_size if spec.group_size and spec.scale_dtype != "float32" else 0
     return Working(9, 4 + (spec.num_bits < 8) + widened)
+
+
+def _in_place(spec: QuantSpec) -> InPlace:
+    return InPlace.CHANNELS if spec.num_bits in (2, 4, 8) else InPlace.NO
 
 
 INTEGER = Method(
@@ -61,6 +65,7 @@ INTEGER = Method(
         "int2:channel32/scale=f32",
         "int1:group32",
     ),
+    in_place=_in_place,
     working=_working,
     error_bound="|x − x̂| <= scale / 2, with the scale as it is stored; beyond a static scale's range values saturate",
 )

@@ -25,6 +25,7 @@ from kvassay.core.geometry import CacheGeometry
 from kvassay.core.gguf_header import read_gguf_header
 from kvassay.core.hub import fetch_hub_config, fetch_hub_model
 from kvassay.core.model_source import ModelSource, SourceKind, read_config, resolve_model
+from kvassay.core.regular_file import require_regular_files
 from kvassay.engines.transformers.gguf_conversion import converted_gguf
 from kvassay.engines.transformers.loading_checks import (
     attention_implementation,
@@ -159,6 +160,11 @@ def model_folder(source: ModelSource, say: Callable[[str], None]) -> Path:
         return fetch_hub_model(source.hub, say)
     path = _whole_file(source, say).path
     assert path is not None
+    if source.kind is SourceKind.FOLDER:
+        try:
+            require_regular_files(path)
+        except OSError as error:
+            raise ModelError(f"{source.name}: {error.filename!r} cannot be read: {error.strerror}") from error
     return converted_gguf(path, say) if source.kind is SourceKind.GGUF else path
 
 
