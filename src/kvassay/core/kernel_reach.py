@@ -82,15 +82,22 @@ def reads_layer(kv_format: KVFormat, index: int, layer: LayerGeometry, query_hea
 
 def encodes(spec: QuantSpec, dim: int) -> bool:
     """Whether the compiled module makes the codes of a spec, where it is there."""
-    group = spec.group_size or dim
+    if spec.is_exact:
+        return True
+    served = (
+        (spec.method == "int" and spec.num_bits in (2, 4, 8))
+        or (spec.method == "nf4" and spec.symmetric and not spec.option("outliers"))
+        or (spec.method == "float8" and spec.code_dtype == "float8_e4m3fn")
+    )
+    group = dim if spec.group_size is None or spec.granularity is not Granularity.GROUP else spec.group_size
     return (
-        spec.method == "int"
-        and spec.granularity in (Granularity.GROUP, Granularity.TOKEN_HEAD)
-        and (spec.num_bits in (2, 4) or spec.code_dtype == "int8")
+        served
+        and spec.granularity in (Granularity.GROUP, Granularity.TOKEN_HEAD, Granularity.CHANNEL)
         and spec.scale_dtype in SCALE_DTYPES
-        and spec.rotation is None
         and not spec.mean
+        and dim % group == 0
         and group * spec.num_bits % 8 == 0
+        and (spec.tokens_per_block == 1 or dim % _DIM_STEP == 0)
     )
 
 

@@ -6,6 +6,7 @@ the compiled module is there (`by_kernels`) it encodes what it can and puts rows
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvassay.core.kernel_reach import encodes
@@ -105,41 +106,61 @@ class Side(NamedTuple):
         step = encoded_tokens(self.row, block)
         result = self._coded_result(end - first)
         largest = 0.0
-        last = first + max(0, end - first - 1) // step * step
-        for low in sorted({first, max(first, last - step), last}) if end > first else ():
-            high = min(low + step, end)
+        for low, high in self._pieces(first, end, new_begin, step):
             held = self._coded_result(low - first)
-            largest = max(largest, held + self._piece(low, high, new_begin, after - before))
+            largest = max(largest, held + self._piece(low, high, new_begin))
         after_sinks = max(0, after - plan.sinks)
         new_tail = max(0, after_sinks - max(end, new_begin))
         sinks = max(0, min(after, plan.sinks) - before)
         waiting = (new_tail + sinks) * self.row * entering
         return Encoding(largest, result + waiting, self._writing(min(step, end - first), end - first, sinks, new_tail))
 
+    @property
+    def _is_native(self) -> bool:
+        """True where the compiled module makes the codes, of a chunk as it comes."""
+        return self.by_kernels and encodes(self.plan.spec, self.dim)
+
+    def _pieces(self, first: int, end: int, new_begin: int, step: int) -> Iterator[tuple[int, int]]:
+        """Those of tokens `first` to `end - 1` that may be the largest: all others are alike."""
+        if end <= first:
+            return
+        if self._is_native:
+            block = self.plan.spec.tokens_per_block
+            low = first
+            while low < new_begin and low < end:
+                high = min(low + min(step, -(-(new_begin - low) // block) * block), end)
+                yield low, high
+                low = high
+            if low < end:
+                yield low, end
+            return
+        last = first + max(0, end - first - 1) // step * step
+        for low in sorted({first, max(first, last - step), last}):
+            yield low, min(low + step, end)
+
     def _coded_result(self, tokens: int) -> int:
         """Encoded and not yet in the pages; floats of the model's own dtype are the model's arrays."""
-        return 0 if self.plan.spec.is_exact and not self.is_cast else self.coded_nbytes(tokens)
+        is_same = self.plan.spec.is_exact and not self.is_cast and not self._is_native
+        return 0 if is_same else self.coded_nbytes(tokens)
 
-    def _piece(self, low: int, high: int, new_begin: int, given: int) -> float:
-        """Tokens `low` to `high - 1` while they are encoded; the call was given `given` tokens."""
+    def _piece(self, low: int, high: int, new_begin: int) -> float:
+        """Tokens `low` to `high - 1` while they are encoded."""
         entry = DTYPE_NBYTES[self.entry_dtype]
         values = (high - low) * self.row
         old = max(0, min(high, new_begin) - low)
         new = high - low - old
         reading, waiting = self._waiting(low, low + old) if old else (0, 0)
-        entering = new * self.row * entry * self.is_cast
+        entering = new * self.row * entry * (self.is_cast and not (self._is_native and not old))
         joined = values * entry if old and new else 0
-        is_part = not old and not self.is_cast and new < given and self.batch * self.kv_heads > 1
-        return max(reading, waiting + entering + joined + self._encoded_nbytes(low, high, is_part))
+        return max(reading, waiting + entering + joined + self._encoded_nbytes(low, high))
 
-    def _encoded_nbytes(self, low: int, high: int, is_part: bool) -> float:
-        """What a codec takes for a piece, its result included; `is_part` of a piece cut from the model's own array."""
+    def _encoded_nbytes(self, low: int, high: int) -> float:
+        """What a codec takes for a piece, its result included."""
         entry, values = DTYPE_NBYTES[self.entry_dtype], (high - low) * self.row
+        if self._is_native:
+            return self.coded_nbytes(high - low)  # the module reads the model's own array, whatever its strides
         if self.plan.spec.is_exact:
             return 0
-        if self.by_kernels and encodes(self.plan.spec, self.dim):
-            # The module takes float32 without gaps: a part of the model's own array is copied.
-            return 4 * values * (entry < 4 or is_part) + self.coded_nbytes(high - low)
         working = working_nbytes(self.plan.spec)
         assert working is not None, "the caller checks `is_predicted`"
         parameters = self.coded_nbytes(high - low) / values - self._code_nbytes
