@@ -11,7 +11,8 @@ import kvassay
 from benchmarks.kernels.arm import Arm
 from benchmarks.kernels.inputs import Inputs
 from kvassay.cache import QuantizedCache
-from kvassay.cache.fused_attention import fused_attention
+from kvassay.cache.cohorts import stored_as_one
+from kvassay.cache.fused_attention import serves_step, step_attention
 from kvassay.cache.packed_view import SeenTokens
 from kvassay.cache.quantized_layer import QuantizedLayer
 from kvassay.cache.tiled_attention import Scoring, tiled_attention
@@ -43,7 +44,10 @@ def packed(inputs: Inputs, name: str, attention: str) -> Arm:
     scoring = Scoring(shape.head_dim**-0.5)
 
     def fused() -> Tensor:
-        return fused_attention(inputs.query, SeenTokens(layer, layer.cohorts, 0, layer.columns, None), None, scoring)
+        seen = SeenTokens(layer, layer.cohorts, 0, layer.columns, None)
+        seen.whole = stored_as_one(layer.cohorts)
+        assert serves_step(inputs.query, seen), "a decode step of a model without a mask takes this way"
+        return step_attention(inputs.query, seen, scoring)
 
     def tiled() -> Tensor:
         return tiled_attention(inputs.query, SeenTokens(layer, layer.cohorts, 0, layer.columns, None), None, scoring)

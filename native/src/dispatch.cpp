@@ -7,6 +7,11 @@
 
 #include "parallel.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace kvassay {
 namespace {
 
@@ -17,6 +22,17 @@ bool has_avx512() {
 }
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 #endif
+#if defined(__aarch64__)
+bool has_dot() {
+#if defined(__linux__)
+  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#elif defined(__APPLE__)
+  return true;  // every processor of theirs that runs this
+#else
+  return false;
+#endif
+}
+#endif
 bool always() { return true; }
 
 const InstructionSet kSets[] = {
@@ -25,6 +41,7 @@ const InstructionSet kSets[] = {
     {"avx2", has_avx2, avx2::attend},
 #endif
 #if defined(__aarch64__)
+    {"neon_dot", has_dot, neon_dot::attend},
     {"neon", always, neon::attend},
 #endif
     {"generic", always, generic::attend},
@@ -62,7 +79,7 @@ Cut cut_of(const AttentionCall& call, int num_ranges, int threads) {
   while (cut.queries > kMaxRows && task_nbytes(call, 1, cut.queries) > kTaskNbytes) cut.queries -= kMaxRows;
   // More heads in a task read memory in longer stretches; enough tasks keep every thread busy.
   const auto tasks = [&](int heads) { return static_cast<std::int64_t>(call.rows) * num_ranges * ((call.kv_heads + heads - 1) / heads); };
-  const int enough = threads > 1 ? 4 * threads : 1;
+  const int enough = threads > 1 ? 8 * threads : 1;
   while (cut.queries == queries && cut.heads < call.kv_heads && tasks(cut.heads + 1) >= enough &&
          task_nbytes(call, cut.heads + 1, queries) <= kTaskNbytes)
     ++cut.heads;

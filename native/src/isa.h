@@ -23,6 +23,9 @@ void attend(const AttentionCall&, const RangeTask&, Workspace&);
 namespace neon {
 void attend(const AttentionCall&, const RangeTask&, Workspace&);
 }
+namespace neon_dot {
+void attend(const AttentionCall&, const RangeTask&, Workspace&);
+}
 namespace generic {
 void attend(const AttentionCall&, const RangeTask&, Workspace&);
 }

@@ -24,14 +24,6 @@ KV_INLINE typename S::Ints step_order(Code code) {
   return S::load(order);
 }
 
-// Integer steps in the order of channels go into the order in which words of codes take them.
-template <class S>
-void order_steps(Code code, const std::int16_t* steps, int dim, std::int16_t* to) {
-  const int per_word = codes_per_word(code);
-  for (int w = 0; w < dim; w += per_word)
-    for (int e = 0; e < per_word; ++e) to[w + step_place<S>(code, e)] = steps[w + e];
-}
-
 // Rounds `values`, dim floats up to `largest`, to 16-bit steps as Products takes them; `sums` gets the steps of each group
 // added up.
 template <class S>
@@ -50,7 +42,7 @@ void round_query(const TileFormat& format, const float* values, float largest, i
       const Floats rounded = S::round(S::mul(S::loadf(values + c), inverse));
       sum = S::add(sum, rounded);
       if (!by_vector) S::store_int16(plain + c, rounded);
-      else if (S::kHasDot4 && format.bits() < 8) S::store_quads(steps + c, S::reorder(rounded, order));
+      else if (takes_quads<S>(format.code)) S::store_quads(steps + c, S::reorder(rounded, order));
       else S::store_int16(steps + c, S::reorder(rounded, order));
     }
     sums[g] = S::reduce_add(sum);
@@ -99,8 +91,8 @@ void fold_channel_scales(const TileFormat& format, const std::uint8_t* tile, int
   });
 }
 
-// Scores of tokens `block * 16` on, kVectors vectors of them, into `out[row][vector * lanes]`.
-template <class S, Code kCode, int kRows, int kVectors>
+// Scores of tokens `block * 16` on, kVectors vectors of them from number kFirst on, into `out[row][vector * lanes]`.
+template <class S, Code kCode, int kRows, int kVectors, int kFirst = 0>
 KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile, int block, const KeyQueries& q,
                               float* const* out, std::ptrdiff_t ahead) {
   using Ints = typename S::Ints;
@@ -120,11 +112,11 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
     for (int w = g * group_words; w < (g + 1) * group_words; ++w) {
       Ints word[kVectors];
       unroll<kVectors>([&](auto v) KV_LAMBDA {
-        const std::uint8_t* line = lines + (static_cast<std::size_t>(v * kLanes / kBlockTokens) * words + w) * 64;
-        word[v] = S::load(line + v * kLanes % kBlockTokens * 4);
-        if constexpr (v * kLanes % kBlockTokens == 0) prefetch(next + v * kLanes * 4);
+        constexpr int kToken = (kFirst + v) * kLanes;
+        word[v] = S::load(lines + (static_cast<std::size_t>(kToken / kBlockTokens) * words + w) * 64 + kToken % kBlockTokens * 4);
+        if constexpr (kToken % kBlockTokens == 0) prefetch(next + kToken * 4);
       });
-      next += kVectors * kLanes * 4;
+      next += larger(kVectors * kLanes, kBlockTokens) * 4;
       unroll<P::kParts>([&](auto part) KV_LAMBDA {
         unroll<kVectors>([&](auto v) KV_LAMBDA {
           const Ints codes = P::template codes<part>(word[v]);
@@ -136,7 +128,7 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
     }
     unroll<kVectors>([&](auto v) KV_LAMBDA {
       if (grouped) {
-        const int index = g * format.page_tokens + block * kBlockTokens + v * kLanes;
+        const int index = g * format.page_tokens + block * kBlockTokens + (kFirst + v) * kLanes;
         const Floats scale = load_parameter<S>(tile + format.scales_offset, index, format.scale_type);
         const Floats minimum = format.has_minimum
                                    ? load_parameter<S>(tile + format.minimums_offset, index, format.scale_type)
@@ -154,7 +146,7 @@ KV_INLINE void integer_scores(const TileFormat& format, const std::uint8_t* tile
   }
   unroll<kRows>([&](auto r) KV_LAMBDA {
     unroll<kVectors>([&](auto v) KV_LAMBDA {
-      S::storef(out[r] + v * kLanes,
+      S::storef(out[r] + (kFirst + v) * kLanes,
                 S::fma(total[v * kRows + r], S::set(q.unit[r]), S::set(q.constant[r])));
     });
   });
@@ -215,7 +207,11 @@ KV_INLINE void float_scores(const TileFormat& format, const std::uint8_t* tile, 
 template <class S, Code kCode, int kRows, int kVectors>
 KV_INLINE void block_scores(const TileFormat& format, const std::uint8_t* tile, int block, const KeyQueries& q,
                             float* const* out, std::ptrdiff_t ahead) {
-  if constexpr (is_integer(kCode))
+  // Quads have two sums for one, which must stay in registers.
+  if constexpr (is_integer(kCode) && takes_quads<S>(kCode) && kVectors * kRows > 8) {
+    integer_scores<S, kCode, kRows, kVectors / 2>(format, tile, block, q, out, ahead);
+    integer_scores<S, kCode, kRows, kVectors / 2, kVectors / 2>(format, tile, block, q, out, ahead);
+  } else if constexpr (is_integer(kCode))
     integer_scores<S, kCode, kRows, kVectors>(format, tile, block, q, out, ahead);
   else
     float_scores<S, kCode, kRows, kVectors>(format, tile, block, q, out, ahead);

@@ -9,11 +9,13 @@
 namespace kvassay {
 namespace KVASSAY_ISA {
 
-// Codes of a byte are multiplied in pairs everywhere: to unpack them takes little, and they read memory the faster.
-template <class S, Code kCode>
-constexpr bool takes_quads() { return S::kHasDot4 && code_bits(kCode) < 8; }
+// Whole bytes are multiplied in pairs where `dot4` takes none with a sign: to unpack them takes little.
+template <class S>
+KV_INLINE constexpr bool takes_quads(Code code) {
+  return S::kHasDot4 && (code_bits(code) < 8 || (code == Code::kInt8 && S::kDot4TakesSigns));
+}
 
-template <class S, Code kCode, bool kQuads = takes_quads<S, kCode>()>
+template <class S, Code kCode, bool kQuads = takes_quads<S>(kCode)>
 struct Products;
 
 template <class S, Code kCode>
@@ -51,7 +53,8 @@ struct Products<S, kCode, true> {
   static KV_INLINE Sum zero() { return {S::zero_ints(), S::zero_ints()}; }
   template <int kPart>
   static KV_INLINE Ints codes(Ints word) {
-    return S::mask8(S::template shift_right16<kPart * code_bits(kCode)>(word), (1 << code_bits(kCode)) - 1);
+    if constexpr (kPerByte == 1) return word;
+    else return S::mask8(S::template shift_right16<kPart * code_bits(kCode)>(word), (1 << code_bits(kCode)) - 1);
   }
   static KV_INLINE void add(Sum& sum, Ints codes, const std::int16_t* steps) {
     sum.high = S::dot4(sum.high, codes, S::broadcast_word(steps));
@@ -73,7 +76,25 @@ KV_INLINE float largest_step(Code code, int count) {
 template <class S>
 KV_INLINE constexpr int step_place(Code code, int element) {
   const int per_byte = codes_per_byte(code), byte = element / per_byte, sub = element % per_byte;
-  return S::kHasDot4 && code_bits(code) < 8 ? sub * 4 + byte : (sub * 2 + byte % 2) * 2 + byte / 2;
+  return takes_quads<S>(code) ? sub * 4 + byte : (sub * 2 + byte % 2) * 2 + byte / 2;
+}
+
+// Steps in the order of channels go into that in which words of codes take them, and as they take them.
+template <class S>
+void order_steps(Code code, const std::int16_t* steps, int dim, std::int16_t* to) {
+  const int per_word = codes_per_word(code);
+  for (int w = 0; w < dim; w += per_word)
+    for (int e = 0; e < per_word; ++e) {
+      const int place = w + step_place<S>(code, e);
+      if (takes_quads<S>(code)) {
+        const int high = (steps[w + e] + 128) >> 8;
+        auto* quad = reinterpret_cast<std::int8_t*>(to + place / 4 * 4);
+        quad[place % 4] = static_cast<std::int8_t>(high);
+        quad[4 + place % 4] = static_cast<std::int8_t>(steps[w + e] - 256 * high);
+      } else {
+        to[place] = steps[w + e];
+      }
+    }
 }
 
 }  // namespace KVASSAY_ISA

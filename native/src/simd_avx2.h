@@ -115,7 +115,7 @@ struct Simd {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
   // What quads of bytes would take (products.h).
-  static constexpr bool kHasDot4 = false;
+  static constexpr bool kHasDot4 = false, kDot4TakesSigns = false;
   static KV_INLINE void store_quads(std::int16_t*, Floats) {}
   // Rounded to nearest even, as 16-bit integers; of each quad the two in the middle change places.
   static KV_INLINE void store_pairs16(std::int16_t* p, Floats x) {

@@ -47,8 +47,9 @@ struct Simd {
   // acc[lane] += sum of products of two pairs of 16-bit integers.
   static KV_INLINE Ints dot2(Ints acc, Ints a, Ints b) { return _mm512_dpwssd_epi32(acc, a, b); }
   // acc[lane] += sum of products of four bytes without a sign and four with one.
-  static constexpr bool kHasDot4 = true;
+  static constexpr bool kHasDot4 = true, kDot4TakesSigns = false;
   static KV_INLINE Ints dot4(Ints acc, Ints codes, Ints steps) {
+    // As an intrinsic, GCC 12 copies sums around the loop.
     asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(codes), "v"(steps));
     return acc;
   }

@@ -1,6 +1,4 @@
-// Four lanes of NEON, which every ARM64 processor has.
-//
-// SDOT and its kin multiply bytes, and queries are rounded to 16-bit steps, so products of 16-bit pairs are what serves.
+// Four lanes of NEON, which every ARM64 processor has; with SDOT where it is compiled for (`isa_neon_dot.cpp`).
 #pragma once
 #include <arm_neon.h>
 #include <string.h>
@@ -117,9 +115,27 @@ struct Simd {
     return vreinterpretq_f32_u8(vqtbl4q_u8(table.bytes, vreinterpretq_u8_u32(places)));
   }
 
+#if defined(__ARM_FEATURE_DOTPROD)
+  // acc[lane] += sum of products of four bytes and four bytes, with their signs.
+  static constexpr bool kHasDot4 = true, kDot4TakesSigns = true;
+  static KV_INLINE Ints dot4(Ints acc, Ints codes, Ints steps) {
+    return vdotq_s32(acc, vreinterpretq_s8_s32(codes), vreinterpretq_s8_s32(steps));
+  }
+  static KV_INLINE Ints add_ints(Ints a, Ints b) { return vaddq_s32(a, b); }
+  static KV_INLINE Ints mask8(Ints x, int mask) {
+    return vandq_s32(x, vreinterpretq_s32_u8(vdupq_n_u8(static_cast<std::uint8_t>(mask))));
+  }
+  // Rounded to nearest even, as 16-bit steps in quads of bytes: [4 high bytes][4 low bytes].
+  static KV_INLINE void store_quads(std::int16_t* p, Floats x) {
+    const int32x4_t step = vcvtnq_s32_f32(x);
+    const int16x4_t high = vshrn_n_s32(vaddq_s32(step, vdupq_n_s32(128)), 8);
+    vst1_s8(reinterpret_cast<std::int8_t*>(p), vmovn_s16(vcombine_s16(high, vmovn_s32(step))));
+  }
+#else
   // What quads of bytes would take (products.h).
-  static constexpr bool kHasDot4 = false;
+  static constexpr bool kHasDot4 = false, kDot4TakesSigns = false;
   static KV_INLINE void store_quads(std::int16_t*, Floats) {}
+#endif
   // Rounded to nearest even, as 16-bit integers; of each quad the two in the middle change places.
   static KV_INLINE void store_pairs16(std::int16_t* p, Floats x) {
     const int16x4_t quad = vqmovn_s32(vcvtnq_s32_f32(x));

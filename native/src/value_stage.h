@@ -51,7 +51,7 @@ KV_INLINE float round_weights(const float* scaled, int low, int high, float larg
   const auto inverse = S::set(largest > 0 ? most / largest : 0.f);
   for (int t = low; t < high; t += S::kLanes) {
     const auto weights = S::mul(S::loadf(scaled + t), inverse);
-    if constexpr (takes_quads<S, kCode>()) S::store_quads(steps + t, weights);
+    if constexpr (takes_quads<S>(kCode)) S::store_quads(steps + t, weights);
     else S::store_pairs16(steps + t, weights);
   }
   return largest / most;
@@ -102,7 +102,7 @@ template <class S, Code kCode, int kRows, int kVectors>
 KV_INLINE void integer_sums(const std::uint8_t* tile, int columns, int column, int slot, int lanes, int low, int high,
                             const WeightSteps& weights, float* const* sums, std::ptrdiff_t ahead) {
   constexpr int kPerByte = codes_per_byte(kCode);
-  constexpr bool kHalved = takes_quads<S, kCode>() && kPerByte * kRows > 8;  // quads have two sums for one
+  constexpr bool kHalved = takes_quads<S>(kCode) && kPerByte * kRows > 8;  // quads have two sums for one
   constexpr int kSubs = kHalved ? kPerByte / 2 : kPerByte;
   sub_sums<S, kCode, kRows, kVectors, 0, kSubs>(tile, columns, column, slot, lanes, low, high, weights, sums, ahead);
   if constexpr (kHalved)
