@@ -190,9 +190,10 @@ KV_INLINE void float_scores(const TileFormat& format, const std::uint8_t* tile, 
         if (format.has_minimum) minimum = load_parameter<S>(tile + format.minimums_offset, index, format.scale_type);
       }
       unroll<kRows>([&](auto r) KV_LAMBDA {
-        const Floats less = S::mul(S::set(format.offset), S::set(q.group_sums[r][g]));
-        Floats part = S::fma(S::sub(sum[v * kRows + r], grouped ? less : S::zero()), scale, total[v * kRows + r]);
-        if (format.has_minimum) part = S::fma(minimum, S::set(q.group_sums[r][g]), part);
+        Floats scaled = sum[v * kRows + r];
+        if (grouped) scaled = S::sub(scaled, S::mul(S::set(format.offset), S::set(q.group_sums[r][g])));
+        Floats part = S::fma(scaled, scale, total[v * kRows + r]);
+        if (grouped && format.has_minimum) part = S::fma(minimum, S::set(q.group_sums[r][g]), part);
         total[v * kRows + r] = part;
       });
     });
