@@ -31,7 +31,7 @@ void round_query(const TileFormat& format, const float* values, float largest, i
                  float* sums) {
   using Floats = typename S::Floats;
   const float most = largest_step<S>(format.code, format.dim);
-  const Floats inverse = S::set(largest > 0 ? most / largest : 0.f);
+  const Floats inverse = S::set(step_factor(largest, most));
   *unit = largest / most;
   const bool by_vector = S::kReorders && codes_per_word(format.code) <= S::kLanes;
   const auto order = step_order<S>(format.code);
