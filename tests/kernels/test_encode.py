@@ -15,8 +15,8 @@ from kvassay.core.methods import methods
 from kvassay.core.paging import page_layout
 from kvassay.formats import quantizer
 from kvassay.kernels import native_state
-from kvassay.kernels.encode import FLOAT_TYPES, encode, encodes, fit
-from kvassay.kernels.native import INSTRUCTION_SET_VARIABLE
+from kvassay.kernels.encode import FLOAT_TYPES, code_grid, encode, encodes, fit
+from kvassay.kernels.native import INSTRUCTION_SET_VARIABLE, native_module
 
 pytestmark = pytest.mark.skipif(native_state().missing is not None, reason="kvassay was built without its module")
 
@@ -235,6 +235,13 @@ def test_what_must_be_refused_is_left_to_the_twin(codec, value, each_set) -> Non
 )
 def test_shapes_that_are_not_whole_are_left_to_the_twin(codec, shape) -> None:
     assert encode(spec_of(codec), torch.randn(shape)) is None
+
+
+def test_rows_without_values_are_refused() -> None:
+    grid, nothing = code_grid(spec_of("int4:group32"), 32), np.zeros(0, np.uint8)
+    values = np.zeros((1, 1, 1, 0), np.float32)
+    with pytest.raises(ValueError, match="rows have values"):
+        native_module().encode_rows(grid, values, 0, nothing, nothing, nothing, "")
 
 
 def _bytes(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
