@@ -239,7 +239,7 @@ def test_shapes_that_are_not_whole_are_left_to_the_twin(codec, shape) -> None:
 
 def test_rows_without_values_are_refused() -> None:
     grid, nothing = code_grid(spec_of("int4:group32"), 32), np.zeros(0, np.uint8)
-    values = np.zeros((1, 1, 1, 0), np.float32)
+    values = torch.zeros(1, 1, 1, 0)
     with pytest.raises(ValueError, match="rows have values"):
         native_module().encode_rows(grid, values, 0, nothing, nothing, nothing, "")
 
