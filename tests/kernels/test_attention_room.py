@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kvassay.cache import QuantizedCache
 from kvassay.cache.attention import packed_attention
 from kvassay.cache.attention_path import AttentionPath
+from kvassay.cache.packed_view import PackedView
 from kvassay.kernels import native_state
 from kvassay.kernels.native import INSTRUCTION_SET_VARIABLE
 from tests.cache.cache_configs import one_layer_config
@@ -45,7 +46,8 @@ def error_of(name: str, query: Tensor) -> float:
     module.is_causal, module.num_key_value_groups = True, RATIO
     out, _ = packed_attention(module, query, *packed, None, scaling=0.3)
     assert cache.explain()[0].last is AttentionPath.FUSED
-    expected = defined(query, *(each.decode() for each in packed), causal(1, 1, TOKENS, (0,)), 0.3)
+    seen_keys, seen_values = (each.decode() for each in packed if isinstance(each, PackedView))
+    expected = defined(query, seen_keys, seen_values, causal(1, 1, TOKENS, (0,)), 0.3)
     return float((out.double() - expected).norm() / expected.norm())
 
 

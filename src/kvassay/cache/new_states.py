@@ -19,10 +19,7 @@ def is_plain(states: Tensor) -> bool:
     """True where a tensor's memory holds its values: false for views that negate, zeros without memory, nested tensors,
     subclasses."""
     return (
-        type(states) is Tensor
-        and not states.is_nested
-        and not states.is_neg()
-        and not states._is_zerotensor()  # pyright: ignore
+        type(states) is Tensor and not states.is_nested and not states.is_neg() and not states._is_zerotensor()  # pyright: ignore
     )
 
 
