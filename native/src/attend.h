@@ -1,4 +1,4 @@
-// Attention of the queries of one KV head over a range of tokens, chunk by chunk: scores, running softmax, values.
+// Attention of the queries of some KV heads over a range of tokens, chunk by chunk: scores, running softmax, values.
 //
 // Running softmax: Milakov and Gimelshein 2018 (arXiv:1805.02867), section 3; over chunks and merged over ranges as in
 // flash decoding (Dao et al. 2022, arXiv:2205.14135, section 3.1).

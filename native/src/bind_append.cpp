@@ -102,6 +102,7 @@ std::shared_ptr<BoundGrid> make_grid(int method, int num_bits, bool symmetric, b
 
 void require_serves(const BoundGrid& bound, int dim) {
   const CodeGrid& grid = bound.grid;
+  require(dim > 0, "rows have values");
   require(bound.signs.empty() || bound.signs.size() == static_cast<std::size_t>(dim), "a rotation is for another dim");
   require(grid.block_tokens > 1 ? dim % 16 == 0 : dim % grid.group == 0, "groups must divide rows");
 }

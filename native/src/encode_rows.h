@@ -39,9 +39,12 @@ template <FloatType kGiven, FloatType kKept>
 KV_INLINE void take_lanes(const std::uint8_t* from, int i, std::uint8_t* kept, float* values, Lanes::Floats& check) {
   Lanes::Floats x = load_as<kGiven>(from, i);
   store_as<kKept>(kept, i, x);
+  const Lanes::Floats zero = Lanes::set(0.f);
+  // Rounding to bfloat16 carries some NaN over into zero, so they are looked for before it too.
+  if constexpr (kGiven != kKept && kKept == FloatType::kBFloat16) check = Lanes::add(check, Lanes::mul(x, zero));
   if constexpr (kGiven != kKept && kKept != FloatType::kFloat32) x = load_as<kKept>(kept, i);
   Lanes::store(values + i, x);
-  check = Lanes::add(check, Lanes::mul(x, Lanes::set(0.f)));  // NaN from a value that is not finite
+  check = Lanes::add(check, Lanes::mul(x, zero));  // NaN from a value that is not finite
 }
 
 template <FloatType kGiven, FloatType kKept>

@@ -31,7 +31,7 @@ void round_query(const TileFormat& format, const float* values, float largest, i
                  float* sums) {
   using Floats = typename S::Floats;
   const float most = largest_step<S>(format.code, format.dim);
-  const Floats inverse = S::set(largest > 0 ? most / largest : 0.f);
+  const Floats inverse = S::set(step_factor(largest, most));
   *unit = largest / most;
   const bool by_vector = S::kReorders && codes_per_word(format.code) <= S::kLanes;
   const auto order = step_order<S>(format.code);
@@ -190,9 +190,10 @@ KV_INLINE void float_scores(const TileFormat& format, const std::uint8_t* tile, 
         if (format.has_minimum) minimum = load_parameter<S>(tile + format.minimums_offset, index, format.scale_type);
       }
       unroll<kRows>([&](auto r) KV_LAMBDA {
-        const Floats less = S::mul(S::set(format.offset), S::set(q.group_sums[r][g]));
-        Floats part = S::fma(S::sub(sum[v * kRows + r], grouped ? less : S::zero()), scale, total[v * kRows + r]);
-        if (format.has_minimum) part = S::fma(minimum, S::set(q.group_sums[r][g]), part);
+        Floats scaled = sum[v * kRows + r];
+        if (grouped) scaled = S::sub(scaled, S::mul(S::set(format.offset), S::set(q.group_sums[r][g])));
+        Floats part = S::fma(scaled, scale, total[v * kRows + r]);
+        if (grouped && format.has_minimum) part = S::fma(minimum, S::set(q.group_sums[r][g]), part);
         total[v * kRows + r] = part;
       });
     });

@@ -82,7 +82,7 @@ struct Lanes {
     __builtin_memcpy(to, &bytes, 4);
   }
 
-  // x + 1 lane's partner, with the sign of the lanes that take the difference turned.
+  // Each lane and its partner: their sum in the first of the two, their difference in the second.
   template <int kStride>
   static KV_INLINE Floats butterfly(Floats x) {
     Floats partner;

@@ -72,6 +72,13 @@ KV_INLINE float largest_step(Code code, int count) {
   return smaller(most, static_cast<float>(static_cast<int>(smaller(sum, most))));
 }
 
+// What numbers up to `largest` are multiplied with to become steps up to `most`. Those for which it would be infinite
+// become zero: a sum of their steps would be no number.
+KV_INLINE float step_factor(float largest, float most) {
+  constexpr float kLeast = 1e-34f;  // the largest `most` divided by it is a float
+  return largest > kLeast ? most / largest : 0.f;
+}
+
 // Place among the steps of a word of the code number `element`.
 template <class S>
 KV_INLINE constexpr int step_place(Code code, int element) {

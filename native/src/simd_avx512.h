@@ -22,7 +22,7 @@ struct Simd {
   }
   static KV_INLINE Floats loadf(const float* p) { return _mm512_loadu_ps(p); }
   static KV_INLINE void storef(float* p, Floats x) { _mm512_storeu_ps(p, x); }
-  static KV_INLINE Ints broadcast_word(const void* p) { 
+  static KV_INLINE Ints broadcast_word(const void* p) {
     int word;
     __builtin_memcpy(&word, p, 4);
     return _mm512_set1_epi32(word);

@@ -48,7 +48,7 @@ KV_INLINE void scale_weights(const TileFormat& format, const std::uint8_t* tile,
 // Weights become 16-bit steps; returns what one step is worth.
 template <class S, Code kCode>
 KV_INLINE float round_weights(const float* scaled, int low, int high, float largest, float most, std::int16_t* steps) {
-  const auto inverse = S::set(largest > 0 ? most / largest : 0.f);
+  const auto inverse = S::set(step_factor(largest, most));
   for (int t = low; t < high; t += S::kLanes) {
     const auto weights = S::mul(S::loadf(scaled + t), inverse);
     if constexpr (takes_quads<S>(kCode)) S::store_quads(steps + t, weights);

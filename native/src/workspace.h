@@ -21,7 +21,7 @@ struct KeyQueries {
   const float* plain[kMaxRows];     // what codes are multiplied with as floats
   std::int16_t* steps[kMaxRows];    // the same in integer steps, as Products takes them
   float unit[kMaxRows];             // what one step is worth
-  float* group_sums[kMaxRows];      // sum of the steps over each group of channels
+  float* group_sums[kMaxRows];      // sum of the steps over each group of channels; not filled for scales of channels
   float constant[kMaxRows];         // score that offset and minimum of channel scales add
 };
 

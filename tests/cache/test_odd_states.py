@@ -80,6 +80,7 @@ REFUSED = {
     "integers": torch.ones(1, HEADS, 1, DIM, dtype=torch.long),
     "no memory": torch.empty(1, HEADS, 1, DIM, device="meta"),
     "sparse": sample(0).to_sparse(),
+    "nested": torch.nested.nested_tensor([sample(0)[0]]),
     "three axes": sample(0)[0],
 }
 

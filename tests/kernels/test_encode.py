@@ -15,8 +15,8 @@ from kvassay.core.methods import methods
 from kvassay.core.paging import page_layout
 from kvassay.formats import quantizer
 from kvassay.kernels import native_state
-from kvassay.kernels.encode import FLOAT_TYPES, encode, encodes, fit
-from kvassay.kernels.native import INSTRUCTION_SET_VARIABLE
+from kvassay.kernels.encode import FLOAT_TYPES, code_grid, encode, encodes, fit
+from kvassay.kernels.native import INSTRUCTION_SET_VARIABLE, native_module
 
 pytestmark = pytest.mark.skipif(native_state().missing is not None, reason="kvassay was built without its module")
 
@@ -194,6 +194,28 @@ def test_what_fits_is_what_is_finite_once_rounded(kept, each_set) -> None:
         assert fit(wrong, kept) is bool(wrong.to(kept).isfinite().all())
 
 
+@pytest.mark.parametrize("kept", FLOAT_TYPES)
+@pytest.mark.parametrize("codec", ["int4:group32", "f32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "bits", "pattern"),
+    [
+        (torch.float32, torch.int32, 0x7FFFFFFF),  # the NaN that a GPU computes
+        (torch.float32, torch.int32, -1),
+        (torch.float32, torch.int32, 0x7F800001),
+        (torch.float16, torch.int16, 0x7FFF),
+        (torch.float16, torch.int16, -1),
+    ],
+)
+def test_no_nan_is_rounded_to_a_number(dtype, bits, pattern, codec, kept, each_set) -> None:
+    """Added to, the bits of some are those of zero."""
+    values = torch.zeros(1, 2, 3, 32, dtype=dtype)
+    values.view(bits)[0, 1, 2, 31] = pattern
+    assert values.isnan().any()
+    assert not fit(values, kept)
+    spec = spec_of(codec)
+    assert encode(spec, values, getattr(torch, spec.code_dtype) if spec.is_exact else kept) is None
+
+
 def test_nothing_fits_and_what_the_module_cannot_read_is_not_known() -> None:
     assert fit(torch.zeros(1, 1, 0, 4), torch.float16)
     assert not fit(torch.zeros(1, 1, 1, 4, dtype=torch.float64), torch.float16)
@@ -213,6 +235,13 @@ def test_what_must_be_refused_is_left_to_the_twin(codec, value, each_set) -> Non
 )
 def test_shapes_that_are_not_whole_are_left_to_the_twin(codec, shape) -> None:
     assert encode(spec_of(codec), torch.randn(shape)) is None
+
+
+def test_rows_without_values_are_refused() -> None:
+    grid, nothing = code_grid(spec_of("int4:group32"), 32), np.zeros(0, np.uint8)
+    values = torch.zeros(1, 1, 1, 0)
+    with pytest.raises(ValueError, match="rows have values"):
+        native_module().encode_rows(grid, values, 0, nothing, nothing, nothing, "")
 
 
 def _bytes(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -16,8 +16,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def is_plain(states: Tensor) -> bool:
-    """True where a tensor's memory holds its values: false for views that negate, zeros without memory, subclasses."""
-    return type(states) is Tensor and not states.is_neg() and not states._is_zerotensor()  # pyright: ignore
+    """True where a tensor's memory holds its values: false for views that negate, zeros without memory, nested tensors,
+    subclasses."""
+    return (
+        type(states) is Tensor and not states.is_nested and not states.is_neg() and not states._is_zerotensor()  # pyright: ignore
+    )
 
 
 def plain(states: Tensor) -> Tensor:
@@ -43,10 +46,9 @@ def check_states(
                 f"{what} of {layer} are {states.dtype} of shape {tuple(states.shape)}; expected floats of 16, 32 or 64 "
                 "bits, [batch, kv_heads, tokens, head_dim]"
             )
-        if states.layout != torch.strided or states.is_meta:
-            raise GeometryError(
-                f"{what} of {layer} are {states.layout} on {states.device}; expected a dense tensor in memory"
-            )
+        if states.layout != torch.strided or states.is_nested or states.is_meta:
+            kind = "nested" if states.is_nested else states.layout
+            raise GeometryError(f"{what} of {layer} are {kind} on {states.device}; expected a dense tensor in memory")
         expected = (geometry.kv_heads, dim)
         found = (states.shape[1], states.shape[3])
         if found != expected:
