@@ -77,12 +77,12 @@ Cut cut_of(const AttentionCall& call, int num_ranges, int threads) {
   const int queries = call.ratio * call.queries;
   Cut cut{1, queries};
   while (cut.queries > kMaxRows && task_nbytes(call, 1, cut.queries) > kTaskNbytes) cut.queries -= kMaxRows;
+  if (cut.queries < queries) return cut;
   // More heads in a task read memory in longer stretches; enough tasks keep every thread busy.
   const auto tasks = [&](int heads) { return static_cast<std::int64_t>(call.rows) * num_ranges * ((call.kv_heads + heads - 1) / heads); };
   const int enough = threads > 1 ? 8 * threads : 1;
-  while (cut.queries == queries && cut.heads < call.kv_heads && tasks(cut.heads + 1) >= enough &&
-         task_nbytes(call, cut.heads + 1, queries) <= kTaskNbytes)
-    ++cut.heads;
+  const int most = std::min(call.kv_heads, std::max(1, static_cast<int>(kTaskNbytes / task_nbytes(call, 1, queries))));
+  while (cut.heads < most && tasks(cut.heads + 1) >= enough) ++cut.heads;
   return cut;
 }
 

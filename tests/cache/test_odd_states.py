@@ -169,3 +169,16 @@ def test_autocast_changes_neither_what_is_stored_nor_what_attention_gives(text, 
             found.append((cache.layers[0].keys, cache.layers[0].values, answer))
     for plain, cast in zip(*found, strict=True):
         assert torch.equal(plain, cast)
+
+
+def test_a_token_without_an_address_leaves_the_layer_as_it_was() -> None:
+    cache = primed("int8-token-head")
+
+    def append(states: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(RuntimeError, match="data pointer"):
+            cache.update(states, states, 0)
+        return states
+
+    torch.func.vmap(append)(torch.stack((sample(7), sample(8))))
+    cache.update(sample(9), sample(9), 0)
+    assert cache.get_seq_length() == 12

@@ -81,12 +81,19 @@ def assert_same(found: QuantizedCache, expected: QuantizedCache) -> None:
 
 def steps_taken(monkeypatch) -> list[bool]:
     taken: list[bool] = []
-    append = LayerStep.append
+    given, append = LayerStep.given, LayerStep.append
 
-    def counted(self, keys, values):
-        taken.append(append(self, keys, values))
+    def asked(self, keys, values):
+        found = given(self, keys, values)
+        if found is None:
+            taken.append(False)
+        return found
+
+    def counted(self, found):
+        taken.append(append(self, found))
         return taken[-1]
 
+    monkeypatch.setattr(LayerStep, "given", asked)
     monkeypatch.setattr(LayerStep, "append", counted)
     return taken
 

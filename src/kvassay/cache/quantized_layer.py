@@ -239,12 +239,15 @@ class QuantizedLayer(CacheLayerMixin):
         read = None if self._seen is None else self._seen()
         if self._pending or read is not None or not self.is_whole or not (is_plain(keys) and is_plain(values)):
             return False
-        self.is_whole = False
-        appended = self._step.append(keys, values)
-        if appended:
-            self.columns += 1
-            self._dtype = keys.dtype
-        self.is_whole = True
+        appended = False
+        # What can raise, as addresses of foreign tensors do, comes before anything is written.
+        if (given := self._step.given(keys, values)) is not None:
+            self.is_whole = False
+            appended = self._step.append(given)
+            if appended:
+                self.columns += 1
+                self._dtype = keys.dtype
+            self.is_whole = True
         if not appended or not self._step.left:
             self._step = None
         return appended

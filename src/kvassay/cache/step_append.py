@@ -69,7 +69,7 @@ class _Side:
 
 
 class LayerStep:
-    """Single tokens for all rows of a layer, until `left` is 0 or `append` refuses."""
+    """Single tokens for all rows of a layer, until `left` is 0, or `given` or `append` refuses."""
 
     def __init__(
         self, sides: tuple[_Side, _Side], native: Any, steps: int, shapes: tuple[Any, Any], pools: Any
@@ -104,27 +104,29 @@ class LayerStep:
         native = native_module().Step(sides=native_sides, steps=steps)
         return cls(sides, native, steps, (shapes[0], shapes[1]), pools)
 
-    def append(self, keys: Tensor, values: Tensor) -> bool:
-        """Add one token to every row; False, with nothing changed, where the long way must be taken."""
+    def given(self, keys: Tensor, values: Tensor) -> tuple[int, ...] | None:
+        """What `append` takes of one token of every row; None where the long way must be taken."""
         if keys.shape != self._key_shape or values.shape != self._value_shape or keys.dtype != values.dtype:
-            return False
+            return None
         kind = FLOAT_TYPES.get(keys.dtype)
         if kind is None or not (keys.is_cpu and values.is_cpu):
-            return False
+            return None
         key_row, key_head, _, key_channel = keys.stride()
         value_row, value_head, _, value_channel = values.stride()
         if key_channel != 1 or value_channel != 1:
-            return False
+            return None
         # Loops, since `any` and `all` take as long as the compiled call here.
         for pool, seen in self._pools:
             if pool.changes != seen:
-                return False
+                return None
         for side in self._sides:
             if not side.is_as_it_was:
-                return False
-        written = self._native.append(
-            keys.data_ptr(), values.data_ptr(), kind, key_row, key_head, value_row, value_head
-        )
+                return None
+        return keys.data_ptr(), values.data_ptr(), kind, key_row, key_head, value_row, value_head
+
+    def append(self, given: tuple[int, ...]) -> bool:
+        """Add the token; False, with nothing changed, where its values are refused."""
+        written = self._native.append(*given)
         if written:
             for side in self._sides:
                 side.advance()
